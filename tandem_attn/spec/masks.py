@@ -53,7 +53,11 @@ class Mask:
     def __and__(self, other: object) -> Mask:
         if not isinstance(other, Mask):
             return NotImplemented
-        return other if isinstance(self, Full) else self if isinstance(other, Full) else And(self, other)
+        if isinstance(self, Full) or isinstance(other, Full):
+            return other if isinstance(self, Full) else self
+        if isinstance(self, Window) and isinstance(other, Window) and self.align == other.align:
+            return Window(_tighter(self.left, other.left), _tighter(self.right, other.right), self.align)
+        return And(self, other)
 
     def __or__(self, other: object) -> Mask:
         if not isinstance(other, Mask):
@@ -129,6 +133,10 @@ class Window(Mask):
     @property
     def code(self) -> str:
         return f"window({self.left},{self.right},{self.align})"
+
+
+def _tighter(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
 
 
 def Causal(align: str = BOTTOM_RIGHT) -> Window:
@@ -274,7 +282,7 @@ def _parse(text: str, tensors: Iterator[Any]) -> tuple[Mask, str]:
     if kind in ("and", "or"):
         a, rest = _parse(rest, tensors)
         b, rest = _parse(rest[1:], tensors)
-        return (And(a, b) if kind == "and" else Or(a, b)), rest[1:]
+        return (a & b if kind == "and" else a | b), rest[1:]
     body, _, rest = rest.partition(")")
     if kind == "full":
         return Full(), rest
