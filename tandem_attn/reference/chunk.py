@@ -69,12 +69,12 @@ class Chunk:
     def query_rows(self, x: Tensor) -> Tensor:
         """(B, Sq, H, D) of the group -> (chunk, heads per kv, Sq, D) in the accumulator dtype, contiguous."""
         taken = x[self.batch, :, self.heads].to(accumulator_dtype(x.dtype)).transpose(1, 2)
-        return taken.reshape(-1, self.group, *taken.shape[2:]).contiguous()
+        return taken.unflatten(1, (-1, self.group)).flatten(0, 1).contiguous()
 
     def key_rows(self, x: Tensor) -> Tensor:
         """(B, Sk, Hkv, D) of the group -> (chunk, Sk, D) in the accumulator dtype, contiguous."""
         taken = x[self.batch, :, self.kv_heads].to(accumulator_dtype(x.dtype)).transpose(1, 2)
-        return taken.reshape(-1, *taken.shape[2:]).contiguous()
+        return taken.flatten(0, 1).contiguous()
 
     def heads_first(self, x: Tensor) -> Tensor:
         """(chunk, heads per kv, ...) -> (batch entries, query heads of the chunk, ...)."""

@@ -65,8 +65,8 @@ def _starts_and_lengths(problem: Problem, inputs: Inputs) -> tuple[Tensor, Tenso
 
     q_start, q_length = side(inputs.cu_seqlens_q, inputs.seqused_q, problem.seqlen_q)
     k_start, k_length = side(inputs.cu_seqlens_k, inputs.seqused_k, problem.seqlen_k)
-    if inputs.leftpad is not None:
-        k_start = inputs.leftpad.long()
+    if inputs.page_table is not None:
+        k_start = zeros if inputs.leftpad is None else inputs.leftpad.long()
         k_length = (k_length - k_start).clamp(min=0)
     return q_start, q_length, k_start, k_length
 

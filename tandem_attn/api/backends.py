@@ -1,0 +1,131 @@
+"""Backends: what runs a Problem, which one ``auto`` takes, and what each lacks.
+
+``auto`` goes down ``ORDER`` and takes the first that covers the problem. A named backend never falls back.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tandem_attn.reference import sdpa, tiled
+from tandem_attn.spec.errors import UnsupportedError
+from tandem_attn.spec.inputs import Gradients, Inputs
+from tandem_attn.spec.plan import Plan
+from tandem_attn.spec.planner import plan as make_plan
+from tandem_attn.spec.problem import Problem
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Anything that takes (Problem, Plan, tensors).
+
+    ``missing`` names what a problem asks for that the backend lacks, or is None. ``plan`` decides how.
+    """
+
+    name: str
+    summary: str
+    missing: Callable[[Problem], str | None]
+    plan: Callable[[Problem], Plan]
+    forward: Callable[[Problem, Plan, Inputs], tuple[Tensor, Tensor]]
+    backward: Callable[[Problem, Plan, Inputs, Tensor, Tensor, Tensor, Tensor | None], Gradients]
+
+
+@dataclass(frozen=True)
+class Support:
+    """Answer of ``supports``: true or false, with the backend that would run or the reason why none does."""
+
+    ok: bool
+    backend: str
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+@functools.lru_cache(maxsize=1024)
+def _host_plan(problem: Problem) -> Plan:
+    return make_plan(problem, "CPU").plan
+
+
+def _nothing_missing(problem: Problem) -> str | None:  # noqa: ARG001
+    return None
+
+
+BACKENDS = {
+    backend.name: backend
+    for backend in (
+        Backend("sdpa", "PyTorch's scaled_dot_product_attention kernels", sdpa.missing, _host_plan, sdpa.forward, sdpa.backward),
+        Backend("reference", "tiled attention in PyTorch operations", _nothing_missing, _host_plan, tiled.forward, tiled.backward),
+    )
+}
+ORDER = ("sdpa", "reference")  # what auto tries
+NAMES = (AUTO, *BACKENDS)
+
+
+def choose(problem: Problem, name: str) -> Backend:
+    """The backend that runs the problem.
+
+    Raises:
+        ValueError: unknown name.
+        UnsupportedError: the named backend, or with ``auto`` every backend, lacks something.
+    """
+    support = supports(problem, name)
+    if not support.ok:
+        raise UnsupportedError(backend=name, missing=support.reason, nearest=_nearest(problem))
+    if name == AUTO and problem.device == "cuda":
+        _tell_once(support.backend, torch.cuda.get_device_name())
+    return BACKENDS[support.backend]
+
+
+def supports(problem: Problem, backend: str = AUTO) -> Support:
+    """Whether ``backend`` covers the problem: what a call would do, without raising for it.
+
+    Args:
+        problem: see ``tandem_attn.Problem``.
+        backend: a name of ``tandem_attn.backends()``.
+
+    Raises:
+        TypeError, ValueError: wrong arguments of this function.
+    """
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a tandem_attn.Problem, got {type(problem).__name__}")
+    check_name(backend)
+    reason = ""
+    for name in ORDER if backend == AUTO else (backend,):
+        reason = BACKENDS[name].missing(problem) or ""
+        if not reason:
+            return Support(True, name, "")
+    return Support(False, backend, reason)
+
+
+def check_name(backend: object) -> None:
+    if not isinstance(backend, str):
+        raise TypeError(f"backend must be a str, got {type(backend).__name__}")
+    if backend not in NAMES:
+        raise ValueError(f"backend must be one of {', '.join(NAMES)}, got {backend!r}")
+
+
+def backends() -> dict[str, str]:
+    """Names that ``backend=`` takes, each with a line of what it is."""
+    return {AUTO: f"the first of {', '.join(ORDER)} that covers the call"} | {name: b.summary for name, b in BACKENDS.items()}
+
+
+def _nearest(problem: Problem) -> str:
+    able = [name for name in ORDER if BACKENDS[name].missing(problem) is None]
+    return f"backend={able[0]!r}" if able else "none"
+
+
+@functools.lru_cache(maxsize=None)
+def _tell_once(taken: str, device: str) -> None:
+    warnings.warn(
+        f"tandem_attn has no kernel of its own for {device} in this release: backend='auto' takes {taken!r} ({BACKENDS[taken].summary})",
+        stacklevel=2,
+    )

@@ -1,0 +1,369 @@
+"""The public functions: check the arguments, turn keywords into operator arguments, call the operator."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Literal, TypedDict, overload
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack  # a dependency of torch; in typing from Python 3.11
+
+from tandem_attn.api import checks, ops  # noqa: F401  (importing ops registers the operators)
+from tandem_attn.api.backends import AUTO, check_name
+from tandem_attn.spec.masks import Document, Full, Mask, Predicate, PredicateFn
+
+Result = Tensor | tuple[Tensor, Tensor]
+
+
+class Options(TypedDict, total=False):
+    """Keywords that all three functions share; see ``attention``."""
+
+    mask: Mask | PredicateFn | None
+    causal: bool
+    window: tuple[int | None, int | None] | None
+    scale: float | None
+    softcap: float
+    sink: Tensor | None
+    alibi_slopes: Tensor | None
+    bias: Tensor | None
+    deterministic: bool
+    backend: str
+
+
+class PaddedOptions(Options, total=False):
+    seqused_q: Tensor | None
+    seqused_k: Tensor | None
+
+
+class VarlenOptions(PaddedOptions, total=False):
+    page_table: Tensor | None
+
+
+class CacheOptions(Options, total=False):
+    k: Tensor | None
+    v: Tensor | None
+    page_table: Tensor | None
+    cache_batch_idx: Tensor | None
+    cache_leftpad: Tensor | None
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[PaddedOptions]) -> Tensor: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[PaddedOptions]) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[PaddedOptions]) -> Result: ...
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | PredicateFn | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sink: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    backend: str = AUTO,
+) -> Result:
+    """Exact attention, softmax(scale * Q K^T) V, forward and backward.
+
+    B batch, Sq and Sk sequence lengths, H query heads, Hkv key/value heads (H a multiple of Hkv), D head_dim, Dv head_dim_v.
+
+    Args:
+        q: (B, Sq, H, D), float16, bfloat16, float32 or float64.
+        k: (B, Sk, Hkv, D), same dtype and device.
+        v: (B, Sk, Hkv, Dv), same dtype and device.
+        mask: a Mask (``Full``, ``Causal``, ``Window``, ``Document``, ``Predicate``, combined with & and |), or a function (b, h, q_idx, kv_idx) -> bool tensor.
+        causal: query i sees keys j <= i + Sk - Sq (aligned bottom-right). With ``mask`` or ``window``, all of them apply.
+        window: (left, right) keys each side of the diagonal, the diagonal included; None is unbounded.
+        scale: factor of the logits; default 1 / sqrt(D).
+        softcap: > 0 replaces a logit s by softcap * tanh(s / softcap).
+        sink: (H,) a logit that joins each row's softmax without a value.
+        alibi_slopes: (H,) or (B, H); adds -slope * abs(i + Sk - Sq - j) to a logit.
+        bias: (B or 1, H or 1, Sq or 1, Sk or 1), added to the logits (after softcap).
+        seqused_q: (B,) int32, queries of each sequence in use; what lies beyond may hold NaN and gives O = 0, LSE = -inf.
+        seqused_k: (B,) int32, keys in use; with it causal masks and windows align to the used lengths.
+        return_lse: also return the log-sum-exp of each row.
+        deterministic: bitwise repeatable gradients (the forward always is).
+        backend: a name of ``tandem_attn.backends()``; "auto" takes the first that covers the call, a named one never falls back.
+
+    Returns:
+        O (B, Sq, H, Dv) in q's dtype; with ``return_lse`` (O, LSE), LSE (B, H, Sq) float32 (float64 for float64 inputs), natural log. A row that sees
+        no key has O = 0, LSE = -inf (with a sink: LSE = sink) and zero gradients. Both are differentiable with respect to q, k, v, sink,
+        alibi_slopes and bias, once.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it, its value and what is required.
+        UnsupportedError: the backend lacks something; see ``supports``.
+    """
+    checks.qkv(q, k, v, ("q", "k", "v"), 4, ("(batch, seqlen_q, heads, head_dim)", "(batch, seqlen_k, heads_kv, head_dim)"))
+    checks.same_batch("k", k, q)
+    checks.lengths("seqused_q", seqused_q, q, q.shape[0])
+    checks.lengths("seqused_k", seqused_k, q, q.shape[0])
+    checks.extras(sink, alibi_slopes, bias, q, q.shape[0], q.shape[1], k.shape[1])
+    code, mask_tensors = _mask(mask, causal, window, q)
+    return _call(
+        (q, k, v, sink, alibi_slopes, bias, None, None, seqused_q, seqused_k, None, None),
+        (mask_tensors, code, q.shape[1], k.shape[1]),
+        scale, softcap, deterministic, return_lse, backend,
+    )  # fmt: skip
+
+
+@overload
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | Tensor | None = None,
+    max_seqlen_k: int | Tensor | None = None, *, return_lse: Literal[False] = False, **options: Unpack[VarlenOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | Tensor | None = None,
+    max_seqlen_k: int | Tensor | None = None, *, return_lse: Literal[True], **options: Unpack[VarlenOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | Tensor | None = None,
+    max_seqlen_k: int | Tensor | None = None, *, return_lse: bool, **options: Unpack[VarlenOptions],
+) -> Result: ...  # fmt: skip
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor | None = None,
+    max_seqlen_k: int | Tensor | None = None,
+    *,
+    mask: Mask | PredicateFn | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sink: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    page_table: Tensor | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    backend: str = AUTO,
+) -> Result:
+    """``attention`` over sequences packed one behind the other; lengths may differ and may be zero.
+
+    Args:
+        q: (total_q, H, D).
+        k: (total_k, Hkv, D); with ``page_table`` (pages, page_size, Hkv, D), forward only.
+        v: (total_k, Hkv, Dv); with ``page_table`` (pages, page_size, Hkv, Dv).
+        cu_seqlens_q: (B + 1,) int32, on q's device: sequence b holds the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1. Rows behind the last sequence are
+            legal: O = 0, LSE = -inf, zero gradients.
+        cu_seqlens_k: likewise for the keys.
+        max_seqlen_q: an upper bound of the lengths. It saves memory on backends that pad; a tensor is accepted, and its value is not read.
+        max_seqlen_k: likewise for the keys.
+        bias: (B or 1, H or 1, longest seqlen_q or 1, longest seqlen_k or 1), indexed within each sequence.
+        seqused_q: (B,) int32, the rows of each sequence in use.
+        seqused_k: likewise for the keys.
+        page_table: (B, pages of a sequence) int32, see ``attention_kvcache``.
+
+    The other arguments are those of ``attention``. Masks see b as the sequence's number and indices within the sequence.
+
+    Returns:
+        O (total_q, H, Dv); with ``return_lse`` (O, LSE), LSE (H, total_q).
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: as ``attention``.
+    """
+    kv = "(total_k, heads_kv, head_dim)" if page_table is None else "(pages, page_size, heads_kv, head_dim)"
+    checks.qkv(q, k, v, ("q", "k", "v"), 3, ("(total_q, heads, head_dim)", kv), kv_ndim=3 if page_table is None else 4)
+    batch = checks.cu_seqlens("cu_seqlens_q", cu_seqlens_q, q).shape[0] - 1
+    if checks.cu_seqlens("cu_seqlens_k", cu_seqlens_k, q).shape[0] - 1 != batch:
+        raise ValueError(f"cu_seqlens_k must have cu_seqlens_q's shape ({batch + 1},), got {tuple(cu_seqlens_k.shape)}")
+    checks.lengths("seqused_q", seqused_q, q, batch)
+    checks.lengths("seqused_k", seqused_k, q, batch)
+    checks.page_table(page_table, q, batch)
+    total_k = k.shape[0] if page_table is None else page_table.shape[1] * k.shape[1]
+    longest_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
+    longest_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, total_k)
+    checks.extras(sink, alibi_slopes, bias, q, batch, None, None)
+    code, mask_tensors = _mask(mask, causal, window, q)
+    return _call(
+        (q, k, v, sink, alibi_slopes, bias, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, None),
+        (mask_tensors, code, longest_q, longest_k),
+        scale, softcap, deterministic, return_lse, backend,
+    )  # fmt: skip
+
+
+@overload
+def attention_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | int | None = None, *, return_lse: Literal[False] = False,
+    **options: Unpack[CacheOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def attention_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | int | None = None, *, return_lse: Literal[True],
+    **options: Unpack[CacheOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def attention_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor | int | None = None, *, return_lse: bool,
+    **options: Unpack[CacheOptions],
+) -> Result: ...  # fmt: skip
+def attention_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor | int | None = None,
+    *,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    page_table: Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    mask: Mask | PredicateFn | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    sink: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    bias: Tensor | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    backend: str = AUTO,
+) -> Result:
+    """Attention of one or more new queries to a cache of keys and values; forward only.
+
+    Args:
+        q: (B, Sq, H, D), the newest tokens of each sequence.
+        k_cache: (B_cache, S_cache, Hkv, D), or with ``page_table`` (pages, page_size, Hkv, D).
+        v_cache: likewise, last size Dv.
+        cache_seqlens: (B,) int32 or an int: keys each sequence has in the cache, before ``k`` is appended. Default: the whole cache.
+        k: (B, new, Hkv, D), written into the cache in place behind ``cache_seqlens``, then attended to.
+        v: (B, new, Hkv, Dv), likewise; both or neither.
+        page_table: (B, pages of a sequence) int32: key j of sequence b lies in page ``page_table[b, j // page_size]``. Entries beyond a length are not read.
+        cache_batch_idx: (B,) int32, the cache row of each sequence; default its own number. Not with ``page_table``.
+        cache_leftpad: (B,) int32, keys at the start of the cache that are not part of the sequence.
+
+    The other arguments are those of ``attention``; Sk is a sequence's length after appending, less its leftpad. Masks are aligned bottom-right, so the last
+    query is the last key's. ``bias`` spans the capacity of the cache.
+
+    Returns:
+        O (B, Sq, H, Dv); with ``return_lse`` (O, LSE), LSE (B, H, Sq).
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: as ``attention``. New tokens that do not fit raise on a CPU before anything is written; on a GPU, where lengths
+            are not read by the host, they are dropped.
+    """
+    names = ("q", "k_cache", "v_cache")
+    kv = "(batch, seqlen_cache, heads_kv, head_dim)" if page_table is None else "(pages, page_size, heads_kv, head_dim)"
+    checks.qkv(q, k_cache, v_cache, names, 4, ("(batch, seqlen_q, heads, head_dim)", kv))
+    batch = q.shape[0]
+    table = _pages(q, k_cache, page_table, cache_batch_idx)
+    capacity = table.shape[1] * k_cache.shape[1]
+    lengths = _cache_lengths(cache_seqlens, q, capacity if k is None else None)
+    checks.lengths("cache_leftpad", cache_leftpad, q, batch)
+    checks.extras(sink, alibi_slopes, bias, q, batch, q.shape[1], capacity)
+    code, mask_tensors = _mask(mask, causal, window, q)
+    if k is not None or v is not None:
+        checks.appended(k, v, q, k_cache, v_cache)
+        torch.ops.tandem_attn.append_kv(k, v, k_cache, v_cache, lengths, table)
+        lengths = lengths + k.shape[1]
+    return _call(
+        (q, k_cache, v_cache, sink, alibi_slopes, bias, None, None, None, lengths, table, cache_leftpad),
+        (mask_tensors, code, q.shape[1], capacity),
+        scale, softcap, deterministic, return_lse, backend,
+    )  # fmt: skip
+
+
+def _call(
+    tensors: tuple[Any, ...],
+    sizes: tuple[list[Tensor], str, int, int],
+    scale: float | None,
+    softcap: float,
+    deterministic: bool,
+    return_lse: bool,
+    backend: str,
+) -> Result:
+    check_name(backend)
+    factor = 1.0 / math.sqrt(tensors[0].shape[-1]) if scale is None else checks.number("scale", scale)
+    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors[:6])
+    out, lse = torch.ops.tandem_attn.attention(
+        *tensors, *sizes, factor, checks.softcap(softcap), needs_grad, checks.flag("deterministic", deterministic),
+        checks.flag("return_lse", return_lse), backend,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
+
+
+def _mask(
+    mask: Mask | PredicateFn | None, causal: bool, window: tuple[int | None, int | None] | None, q: Tensor
+) -> tuple[str, list[Tensor]]:
+    """Code and tensors of all masks together."""
+    left, right = (None, None) if window is None else checks.window(window)
+    if checks.flag("causal", causal):
+        right = 0
+    band = "" if left is None and right is None else f"window({left},{right},bottom-right)"
+    given = _as_mask(mask)
+    tensors = [_ids(x, q) for x in given.tensors]
+    if isinstance(given, Full):
+        return band or given.code, tensors
+    return f"and({given.code},{band})" if band else given.code, tensors
+
+
+def _as_mask(mask: Mask | PredicateFn | None) -> Mask:
+    if mask is None:
+        return Full()
+    if isinstance(mask, Mask):
+        return mask
+    if callable(mask):
+        return _predicate(mask)
+    raise TypeError(f"mask must be a Mask, a function (b, h, q_idx, kv_idx) -> bool tensor, or None, got {type(mask).__name__}")
+
+
+@functools.lru_cache(maxsize=256)
+def _predicate(fn: PredicateFn) -> Predicate:
+    return Predicate(fn)
+
+
+def _ids(ids: Any, q: Tensor) -> Tensor:
+    """Document ids as a tensor on q's device."""
+    tensor = torch.as_tensor(ids, device=None if isinstance(ids, Tensor) else q.device)
+    checks.require_same_device("Document's ids", tensor, q)
+    if tensor.ndim not in (1, 2) or tensor.is_floating_point():
+        raise ValueError(f"Document's ids must be integers of shape (seqlen,) or (batch, seqlen), got {tensor.dtype} {tuple(tensor.shape)}")
+    return tensor
+
+
+def _pages(q: Tensor, k_cache: Tensor, page_table: Tensor | None, cache_batch_idx: Tensor | None) -> Tensor:
+    """A contiguous cache is paged with one page a sequence."""
+    batch = q.shape[0]
+    if page_table is not None:
+        if cache_batch_idx is not None:
+            raise ValueError("cache_batch_idx must be None with page_table (the table already says where each sequence lies)")
+        checks.page_table(page_table, q, batch)
+        return page_table
+    if cache_batch_idx is not None:
+        checks.lengths("cache_batch_idx", cache_batch_idx, q, batch)
+        return cache_batch_idx[:, None]
+    checks.same_batch("k_cache", k_cache, q)
+    return torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
+
+
+def _cache_lengths(cache_seqlens: Tensor | int | None, q: Tensor, capacity: int | None) -> Tensor:
+    if cache_seqlens is None:
+        if capacity is None:
+            raise ValueError("cache_seqlens must be given when k is appended, got None")
+        cache_seqlens = capacity
+    if isinstance(cache_seqlens, bool) or not isinstance(cache_seqlens, (int, Tensor)):
+        raise TypeError(f"cache_seqlens must be an int32 tensor (batch,), an int or None, got {type(cache_seqlens).__name__}")
+    if isinstance(cache_seqlens, Tensor):
+        checks.lengths("cache_seqlens", cache_seqlens, q, q.shape[0])
+        return cache_seqlens
+    return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)

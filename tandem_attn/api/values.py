@@ -1,0 +1,90 @@
+"""Checks of values, where they can be read without waiting for a device: on a CPU. On a GPU the kernels stay inside their tensors instead."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tandem_attn.spec.inputs import Inputs
+from tandem_attn.spec.masks import Document, Mask
+
+
+def check(inputs: Inputs, mask: Mask, max_seqlen_q: int, max_seqlen_k: int) -> None:
+    """Raises ValueError for lengths, offsets, page numbers and document ids that leave their tensors."""
+    if inputs.q.device.type != "cpu":
+        return
+    paged = inputs.page_table is not None
+    q_lengths = _lengths("q", inputs.cu_seqlens_q, inputs.q, False, inputs.seqused_q, max_seqlen_q)
+    k_lengths = _lengths("k", inputs.cu_seqlens_k, inputs.k, paged, inputs.seqused_k, max_seqlen_k)
+    if inputs.page_table is not None:
+        _within("cache_leftpad", inputs.leftpad, k_lengths)
+        start = 0 if inputs.leftpad is None else inputs.leftpad
+        _pages(inputs.page_table, start, k_lengths, inputs.k.shape[1], inputs.k.shape[0])
+    for leaf in mask.leaves():
+        if isinstance(leaf, Document):
+            _document("q_ids", leaf.tensors[0], q_lengths)
+            _document("kv_ids", leaf.tensors[1], k_lengths)
+
+
+def _lengths(side: str, cu: Tensor | None, x: Tensor, paged: bool, used: Tensor | None, bound: int) -> Tensor:
+    """Lengths of all sequences of one side, checked."""
+    if cu is None:
+        room = torch.tensor(bound)
+    else:
+        _cu_seqlens(f"cu_seqlens_{side}", cu, None if paged else x.shape[0], side)
+        room = cu.diff()
+    _within("cache_seqlens" if paged else f"seqused_{side}", used, room)
+    lengths = room if used is None else used
+    if cu is not None and lengths.numel() and int(lengths.max()) > bound:
+        raise ValueError(f"max_seqlen_{side} must be at least the longest sequence ({int(lengths.max())}), got {bound}")
+    return lengths
+
+
+def _document(name: str, ids: Tensor, lengths: Tensor) -> None:
+    longest = int(lengths.max()) if lengths.numel() else 0
+    if ids.shape[-1] < longest or (ids.ndim == 2 and lengths.ndim and ids.shape[0] < lengths.numel()):
+        raise ValueError(f"Document's {name} must cover every sequence (longest: {longest}), got shape {tuple(ids.shape)}")
+
+
+def _cu_seqlens(name: str, cu: Tensor, total: int | None, owner: str) -> None:
+    if int(cu[0]) != 0:
+        raise ValueError(f"{name} must start with 0, got {int(cu[0])}")
+    steps = cu.diff()
+    if steps.numel() and int(steps.min()) < 0:
+        at = int(steps.argmin())
+        raise ValueError(f"{name} must not decrease, got {int(cu[at])} before {int(cu[at + 1])} at position {at + 1}")
+    if total is not None and int(cu[-1]) > total:
+        raise ValueError(f"{name} must end at {owner}'s rows ({total}) or before, got {int(cu[-1])}")
+
+
+def _within(name: str, used: Tensor | None, limit: Tensor, room: str = "") -> None:
+    if used is None or not used.numel():
+        return
+    bad = (used < 0) | (used > limit)
+    if bool(bad.any()):
+        at = int(bad.int().argmax())
+        most = int(limit.expand_as(used)[at])
+        words = f" ({room})" if room else ""
+        raise ValueError(f"{name} must lie between 0 and {most}{words}, got {int(used[at])} at position {at}")
+
+
+def check_append(cache_seqlens: Tensor, page_table: Tensor, k: Tensor, k_cache: Tensor) -> None:
+    """Raises ValueError for new tokens that do not fit behind a sequence, before any is written."""
+    if k.device.type != "cpu":
+        return
+    page_size, new = k_cache.shape[1], k.shape[1]
+    _within("cache_seqlens", cache_seqlens, torch.tensor(page_table.shape[1] * page_size - new), "after appending k")
+    _pages(page_table, cache_seqlens // page_size * page_size, cache_seqlens + new, page_size, k_cache.shape[0])
+
+
+def _pages(page_table: Tensor, start: Tensor | int, stop: Tensor, page_size: int, count: int) -> None:
+    """Pages of the keys ``[start, stop)`` of each sequence must exist; the rest of the table may hold anything."""
+    column = torch.arange(page_table.shape[1]) * page_size
+    start = start if isinstance(start, int) else start[:, None]
+    used = (column < stop[:, None]) & (column + page_size > start)
+    bad = used & ((page_table < 0) | (page_table >= count))
+    if bool(bad.any()):
+        b, at = (int(x) for x in bad.nonzero()[0])
+        raise ValueError(
+            f"page_table must hold pages between 0 and {count - 1} where a sequence uses them, got {int(page_table[b, at])} at ({b}, {at})"
+        )
