@@ -1,0 +1,236 @@
+"""Plan: how an attention kernel is built. It is hashable and is the compile-cache key: all that the code is specialised on, and nothing
+else."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import math
+import re
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from tandem_attn.spec.arch import Arch, get_arch
+from tandem_attn.spec.exp2 import Exp2Split
+from tandem_attn.spec.resources import MMA_BYTES, Region, Role, check_regions, check_roles, chunks, used
+
+FORWARD = "forward"
+BACKWARD = "backward"
+ELEMENT_BYTES = {"float8_e4m3fn": 1, "float8_e5m2": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+LARGEST_P = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float16": 65504.0}  # largest finite value; the others hold any 2^x of float32
+
+
+class ScheduleKind(str, enum.Enum):
+    """Order in which tiles are worked on."""
+
+    NAIVE = "naive"  # as they come: m_block fastest, then head, then batch
+    LPT = "lpt"  # longest processing time first
+    SPT = "spt"  # shortest first: the deterministic backward of a causal mask
+
+
+class Launch(str, enum.Enum):
+    """How CTAs find their tiles."""
+
+    NONE = "none"  # one tile a CTA
+    STATIC = "static"  # persistent: CTA i takes tiles i, i + grid, ...
+    DYNAMIC = "dynamic"  # persistent: an atomic counter hands out tiles
+    CLC = "clc"  # cluster launch control (Blackwell): a CTA cancels the launch of another and takes its tile
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Tile order, launch form, and how many heads form a section whose K and V stay in L2 (0: no sections)."""
+
+    kind: ScheduleKind = ScheduleKind.NAIVE
+    launch: Launch = Launch.NONE
+    section: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}/{self.launch.value}" + (f"/sections of {self.section} heads" if self.section else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How one attention kernel works.
+
+    A query tile is ``tile_m`` rows and belongs to one softmax role; a CTA holds ``q_stages`` of them in ping-pong, so it covers
+    ``rows_per_cta = tile_m * q_stages`` rows. With ``cta_group=2`` all sizes are still those of one CTA. In the backward a CTA holds one
+    key tile of ``tile_n`` keys and streams query tiles of ``tile_m`` rows through ``q_stages`` (Q) and ``do_stages`` (dO) buffers.
+
+    Raises:
+        ValueError: from the constructor, naming the field, its value and what is required.
+    """
+
+    arch: str
+    direction: str
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    tile_m: int = 128
+    tile_n: int = 128
+    q_stages: int = 2
+    kv_stages: int = 2  # ring slots; each holds one K tile or one V tile (backward: 1, K and V stay)
+    do_stages: int = 0  # backward only
+    cta_group: int = 1  # CTAs that run an MMA together; the pair shares operand B (tcgen05, cta_group::2)
+    roles: tuple[Role, ...] = ()  # in warp order; the launch table
+    smem: tuple[Region, ...] = ()  # bytes
+    tmem: tuple[Region, ...] = ()  # 32-bit columns
+    exp2: Exp2Split = field(default_factory=Exp2Split)
+    rescale_threshold: float = 8.0  # tau, log2 units: O is rescaled when a row maximum grew by more; 0: whenever it grew
+    rescale_rows: int = 1  # rows that decide together (one exceeds tau: all take their new maximum); 0: always, without a branch
+    p_parts: tuple[float, ...] = (1.0,)  # shares of P's columns written when each signal is given; the PV product starts at the first
+    p_exponent: int = 0  # P is kept times 2^p_exponent (FP8: to use its range); row sums carry the same factor
+    schedule: Schedule = Schedule()
+    pack_gqa: int = 1  # query heads of one KV head packed as rows of a tile: row r is query r // pack_gqa, head r % pack_gqa
+    num_splits: int = 1  # parts of the key range, combined afterwards
+    page_size: int = 0  # keys a page; 0: not paged
+    varlen: bool = False
+    seqused: bool = False
+    deterministic: bool = False
+    mask: str = "full()"  # structure, see mask_structure
+    softcap: bool = False
+    sink: bool = False
+    alibi: bool = False
+    bias: bool = False
+    return_lse: bool = False
+    intra_overlap: bool = False  # Hopper: the next S = QK is issued before this block's softmax
+
+    def __post_init__(self) -> None:
+        arch = get_arch(self.arch)
+        _check_choices(self, arch)
+        _check_tiles(self, arch)
+        _check_numerics(self)
+        if self.roles:
+            check_roles(self.roles, _known(arch.registers, arch), _known(arch.max_warps_cta, arch))
+        if self.smem:
+            check_regions("smem", self.smem, _known(arch.smem_bytes_cta, arch), "bytes")
+        if self.tmem:
+            check_regions("tmem", self.tmem, _known(arch.tmem_columns, arch), "columns")
+
+    @property
+    def rows_per_cta(self) -> int:
+        return self.tile_m * self.q_stages if self.direction == FORWARD else self.tile_m
+
+    @property
+    def element_bytes(self) -> int:
+        return ELEMENT_BYTES[self.dtype]
+
+    @property
+    def head_dim_chunks(self) -> tuple[int, ...]:
+        """Powers of two whose sum covers head_dim, each a whole number of MMA steps."""
+        return chunks(self.head_dim, max(16, MMA_BYTES // self.element_bytes))
+
+    @property
+    def head_dim_v_chunks(self) -> tuple[int, ...]:
+        return chunks(self.head_dim_v, max(16, MMA_BYTES // self.element_bytes))
+
+    @property
+    def smem_bytes(self) -> int:
+        return used(self.smem)
+
+    @property
+    def tmem_columns(self) -> int:
+        return used(self.tmem)
+
+    @property
+    def warps(self) -> int:
+        return sum(role.warps for role in self.roles)
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal name that is the same in every process (``hash`` is not): file name of a cached kernel."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:32]
+
+    def with_(self, **changes: Any) -> Plan:
+        """A validated copy with some fields changed."""
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        shown = [f"  {f.name} = {_text(getattr(self, f.name))}" for f in fields(self) if _matters(self, f.name, f.default)]
+        return "\n".join(["Plan", *shown])
+
+
+def mask_structure(code: str) -> str:
+    """A mask's code with its runtime numbers replaced by ``#``: what a kernel is compiled for.
+
+    An unbounded side and the diagonal itself (0) stay literal; any other window bound is a runtime scalar, in order ``mask_scalars``.
+    """
+    return re.sub(r"window\(([^,]*),([^,]*),", lambda m: f"window({_literal(m[1])},{_literal(m[2])},", code)
+
+
+def mask_scalars(code: str) -> tuple[int, ...]:
+    """The window bounds that ``mask_structure`` replaced, in order."""
+    bounds = [bound for pair in re.findall(r"window\(([^,]*),([^,]*),", code) for bound in pair]
+    return tuple(int(bound) for bound in bounds if _literal(bound) == "#")
+
+
+def _literal(bound: str) -> str:
+    return bound if bound in ("None", "0") else "#"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(str(item) for item in value)
+    return str(value)
+
+
+def _matters(plan: Plan, name: str, default: Any) -> bool:
+    return getattr(plan, name) != default or name in ("tile_m", "tile_n", "q_stages", "kv_stages", "exp2", "schedule", "rescale_threshold")
+
+
+def _known(capacity: int | None, arch: Arch) -> int:
+    if capacity is None:
+        raise ValueError(f"arch {arch.name!r} has no roles, shared memory or tensor memory to plan")
+    return capacity
+
+
+def _check_choices(p: Plan, arch: Arch) -> None:
+    if p.direction not in (FORWARD, BACKWARD):
+        raise ValueError(f"direction must be {FORWARD!r} or {BACKWARD!r}, got {p.direction!r}")
+    if p.dtype not in ELEMENT_BYTES:
+        raise ValueError(f"dtype must be one of {', '.join(ELEMENT_BYTES)}, got {p.dtype!r}")
+    if p.cta_group not in (1, 2) or (p.cta_group == 2 and not arch.tmem_columns):
+        raise ValueError(f"cta_group must be 1, or 2 on a chip with tcgen05, got {p.cta_group!r} on {arch.name}")
+    if p.schedule.launch is Launch.CLC and not arch.tmem_columns:
+        raise ValueError(f"schedule.launch 'clc' needs cluster launch control (Blackwell), got arch {arch.name}")
+    if p.schedule.section < 0:
+        raise ValueError(f"schedule.section must be >= 0, got {p.schedule.section}")
+
+
+def _check_tiles(p: Plan, arch: Arch) -> None:
+    for name in ("head_dim", "head_dim_v", "tile_m", "tile_n", "q_stages", "kv_stages", "pack_gqa", "num_splits"):
+        _check_int(p, name, 1)
+    for name in ("do_stages", "page_size", "rescale_rows"):
+        _check_int(p, name, 0)
+    if arch.capability is None:
+        return
+    if p.tile_m not in (64, 128):
+        raise ValueError(f"tile_m must be 64 or 128 on {arch.name} (rows of one MMA), got {p.tile_m}")
+    if p.tile_n % 16 or p.tile_n > 256:
+        raise ValueError(f"tile_n must be a multiple of 16 up to 256 on {arch.name} (columns of one MMA), got {p.tile_n}")
+
+
+def _check_int(p: Plan, name: str, minimum: int) -> None:
+    value = getattr(p, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f"{name} must be an int >= {minimum}, got {value!r}")
+
+
+def _check_numerics(p: Plan) -> None:
+    if not (math.isfinite(p.rescale_threshold) and p.rescale_threshold >= 0):
+        raise ValueError(f"rescale_threshold must be finite and >= 0 (log2 units), got {p.rescale_threshold!r}")
+    if p.rescale_rows and p.tile_m % p.rescale_rows:
+        raise ValueError(f"rescale_rows must be 0 or divide tile_m={p.tile_m}, got {p.rescale_rows}")
+    ascending = all(a < b for a, b in zip((0.0, *p.p_parts), p.p_parts, strict=False))
+    if not p.p_parts or not ascending or p.p_parts[-1] != 1.0:
+        raise ValueError(f"p_parts must ascend within (0, 1] and end at 1.0, got {p.p_parts}")
+    step = max(1, MMA_BYTES // p.element_bytes)
+    if len(p.p_parts) > 1 and any((part * p.tile_n) % step for part in p.p_parts):
+        raise ValueError(f"p_parts must cut tile_n={p.tile_n} at multiples of {step} columns (one MMA step), got {p.p_parts}")
+    if p.exp2.fma_pairs and p.dtype == "float64":
+        raise ValueError(f"exp2.fma_pairs must be 0 for float64 (the polynomial is float32), got {p.exp2.fma_pairs}")
+    if 2.0 ** (p.rescale_threshold + p.p_exponent) > LARGEST_P.get(p.dtype, math.inf):
+        raise ValueError(
+            f"rescale_threshold + p_exponent must keep P within {p.dtype} (largest {LARGEST_P[p.dtype]:g}), "
+            f"got 2^({p.rescale_threshold:g} + {p.p_exponent})"
+        )
