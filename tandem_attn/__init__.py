@@ -1,5 +1,27 @@
 """Tandem: exact attention for NVIDIA Hopper and Blackwell, with the same API on a CPU."""
 
 from tandem_attn._version import __version__
+from tandem_attn.api import flops as _flops  # noqa: F401  (registers the operators with PyTorch's FLOP counter)
+from tandem_attn.api.backends import Support, backends, supports
+from tandem_attn.api.functions import attention, attention_kvcache, attention_varlen
+from tandem_attn.spec.errors import UnsupportedError
+from tandem_attn.spec.masks import Causal, Document, Full, Mask, Predicate, Window
+from tandem_attn.spec.problem import Problem
 
-__all__ = ["__version__"]
+__all__ = [
+    "Causal",
+    "Document",
+    "Full",
+    "Mask",
+    "Predicate",
+    "Problem",
+    "Support",
+    "UnsupportedError",
+    "Window",
+    "__version__",
+    "attention",
+    "attention_kvcache",
+    "attention_varlen",
+    "backends",
+    "supports",
+]

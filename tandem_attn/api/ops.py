@@ -137,7 +137,9 @@ def _autograd(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tup
     if grad_out is not None or grad_lse is not None:
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         grads = dict(zip(_DIFFERENTIABLE, torch.ops.tandem_attn.attention_backward(grad_out, grad_lse, out, lse, *args), strict=True))
-    return tuple(grads.get(name) if named[name] is not None else None for name in ARGUMENTS)
+    result: list[Any] = [grads.get(name) if named[name] is not None else None for name in ARGUMENTS]
+    result[ARGUMENTS.index("mask_tensors")] = [None] * ctx.mask_tensors
+    return tuple(result)
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> Any:  # noqa: ARG001

@@ -1,0 +1,1 @@
+"""From tensors to a backend: the public functions, their checks, and the operators behind them."""
