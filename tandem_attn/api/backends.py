@@ -17,12 +17,26 @@ from tandem_attn.reference import sdpa, tiled
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Gradients, Inputs
 from tandem_attn.spec.plan import Plan
+
 try:
     from tandem_attn.spec.planner import plan as make_plan
 except ImportError:
+
     def make_plan(problem, arch):
         from types import SimpleNamespace as N
-        return N(plan=Plan(arch="CPU", direction="forward", dtype=problem.dtype, head_dim=problem.head_dim, head_dim_v=problem.head_dim_v, rescale_rows=32))
+
+        return N(
+            plan=Plan(
+                arch="CPU",
+                direction="forward",
+                dtype=problem.dtype,
+                head_dim=problem.head_dim,
+                head_dim_v=problem.head_dim_v,
+                rescale_rows=32,
+            )
+        )
+
+
 from tandem_attn.spec.problem import Problem
 
 AUTO = "auto"
@@ -128,7 +142,7 @@ def _nearest(problem: Problem) -> str:
     return f"backend={able[0]!r}" if able else "none"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _tell_once(taken: str, device: str) -> None:
     warnings.warn(
         f"tandem_attn has no kernel of its own for {device} in this release: backend='auto' takes {taken!r} ({BACKENDS[taken].summary})",

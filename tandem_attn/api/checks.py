@@ -100,7 +100,9 @@ def page_table(x: object, q: Tensor, batch: int) -> None:
 def appended(k: object, v: object, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     """New keys and values for a cache: (batch, new, heads_kv, head_dim), both or neither."""
     if k is None or v is None:
-        raise ValueError(f"k and v must be given together, got k={'None' if k is None else 'a tensor'}, v={'None' if v is None else 'a tensor'}")
+        raise ValueError(
+            f"k and v must be given together, got k={'None' if k is None else 'a tensor'}, v={'None' if v is None else 'a tensor'}"
+        )
     new = None
     for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
         tensor = require_tensor(name, x)
@@ -131,7 +133,9 @@ def extras(sink: object, alibi_slopes: object, bias: object, q: Tensor, batch: i
     if alibi_slopes is not None:
         tensor = _float("alibi_slopes", alibi_slopes, q)
         if tuple(tensor.shape) not in ((heads,), (batch, heads)):
-            raise ValueError(f"alibi_slopes must have shape (heads,) = ({heads},) or (batch, heads) = ({batch}, {heads}), got {tuple(tensor.shape)}")
+            raise ValueError(
+                f"alibi_slopes must have shape (heads,) = ({heads},) or (batch, heads) = ({batch}, {heads}), got {tuple(tensor.shape)}"
+            )
     if bias is not None:
         _bias(_float("bias", bias, q), batch, heads, seqlen_q, seqlen_k)
 

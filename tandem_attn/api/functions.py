@@ -12,7 +12,7 @@ from typing_extensions import Unpack  # a dependency of torch; in typing from Py
 
 from tandem_attn.api import checks, ops  # noqa: F401  (importing ops registers the operators)
 from tandem_attn.api.backends import AUTO, check_name
-from tandem_attn.spec.masks import Document, Full, Mask, Predicate, PredicateFn
+from tandem_attn.spec.masks import Full, Mask, Predicate, PredicateFn
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -310,26 +310,38 @@ def _mask(
     if checks.flag("causal", causal):
         right = 0
     band = "" if left is None and right is None else f"window({left},{right},bottom-right)"
-    given = _as_mask(mask)
-    tensors = [_ids(x, q) for x in given.tensors]
-    if isinstance(given, Full):
-        return band or given.code, tensors
-    return f"and({given.code},{band})" if band else given.code, tensors
+    code, data = _given(mask)
+    tensors = [_ids(x, q) for x in data]
+    if code == Full().code:
+        return band or code, tensors
+    return f"and({code},{band})" if band else code, tensors
 
 
-def _as_mask(mask: Mask | PredicateFn | None) -> Mask:
+def _given(mask: Mask | PredicateFn | None) -> tuple[str, tuple[Any, ...]]:
+    """Code and data of the ``mask`` argument."""
     if mask is None:
-        return Full()
+        return Full().code, ()
     if isinstance(mask, Mask):
-        return mask
-    if callable(mask):
-        return _predicate(mask)
-    raise TypeError(f"mask must be a Mask, a function (b, h, q_idx, kv_idx) -> bool tensor, or None, got {type(mask).__name__}")
+        return mask.code, mask.tensors
+    if not callable(mask):
+        raise TypeError(f"mask must be a Mask, a function (b, h, q_idx, kv_idx) -> bool tensor, or None, got {type(mask).__name__}")
+    if torch.compiler.is_compiling():
+        return _pinned_code(mask), ()
+    return _predicate(mask).code, ()
 
 
 @functools.lru_cache(maxsize=256)
 def _predicate(fn: PredicateFn) -> Predicate:
     return Predicate(fn)
+
+
+_pinned: list[Predicate] = []  # compiled code may run as long as the process does
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _pinned_code(fn: PredicateFn) -> str:
+    _pinned.append(Predicate(fn))
+    return _pinned[-1].code
 
 
 def _ids(ids: Any, q: Tensor) -> Tensor:

@@ -15,7 +15,14 @@ from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.problem import Problem
 
 _aten = torch.ops.aten
-_EXTRAS = {"varlen": "packed variable length", "seqused": "seqused", "cache": "a KV cache", "sink": "a sink", "alibi": "ALiBi", "bias": "a bias"}
+_EXTRAS = {
+    "varlen": "packed variable length",
+    "seqused": "seqused",
+    "cache": "a KV cache",
+    "sink": "a sink",
+    "alibi": "ALiBi",
+    "bias": "a bias",
+}
 
 
 def missing(problem: Problem) -> str | None:
@@ -100,4 +107,6 @@ def backward(
         grads = _aten._scaled_dot_product_flash_attention_backward(
             grad_out, q, k, v, out, lse, None, None, problem.seqlen_q, problem.seqlen_k, 0.0, causal, zero, zero, scale=scale
         )
-    return Gradients(q=grads[0].transpose(1, 2).contiguous(), k=grads[1].transpose(1, 2).contiguous(), v=grads[2].transpose(1, 2).contiguous())
+    return Gradients(
+        q=grads[0].transpose(1, 2).contiguous(), k=grads[1].transpose(1, 2).contiguous(), v=grads[2].transpose(1, 2).contiguous()
+    )

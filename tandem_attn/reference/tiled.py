@@ -55,8 +55,7 @@ class _Totals:
         self.q, self.k, self.v = (blank(problem, x, x.shape[-1], 0.0, x.dtype) for x in (inputs.q, inputs.k, inputs.v))
         acc = accumulator_dtype(inputs.q.dtype)
         self.sink, self.alibi_slopes, self.bias = (
-            None if x is None else torch.zeros(x.shape, dtype=acc, device=x.device)
-            for x in (inputs.sink, inputs.alibi_slopes, inputs.bias)
+            None if x is None else torch.zeros(x.shape, dtype=acc, device=x.device) for x in (inputs.sink, inputs.alibi_slopes, inputs.bias)
         )
 
     def add(self, group: Group, grads: Gradients) -> None:
