@@ -175,8 +175,12 @@ def l2_section(problem: Problem, arch: Arch) -> int:
     if arch.l2_bytes is None:
         return 0
     kv_bytes = max(1, problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.element_bytes)
-    groups = max(1, arch.l2_bytes // 2 // kv_bytes)
-    return 0 if groups >= problem.heads_kv * problem.batch else groups * problem.heads_per_kv
+    fitting = max(1, arch.l2_bytes // 2 // kv_bytes)
+    total = problem.heads_kv * problem.batch
+    if fitting >= total:
+        return 0
+    sections = -(-total // fitting)
+    return -(-total // sections) * problem.heads_per_kv  # sections of like size: a small last one would run alone
 
 
 def _blocks(plan: Plan, seqlen_q: int, seqlen_k: int) -> int:
