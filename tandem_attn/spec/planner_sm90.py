@@ -14,6 +14,7 @@ _CONSUMER = {1: 240, 2: 240, 3: 160}  # registers a thread (public FA3 and FA4 k
 _PRODUCER = {1: 24, 2: 24, 3: 32}
 _SPARE = 32  # registers a thread besides accumulators and P: row statistics, addresses, loop state
 _THREADS = 128  # of a warpgroup
+_WGMMA_ROWS = 64  # rows of A in one wgmma (PTX ISA)
 
 
 def _roles(consumers: int) -> tuple[Role, ...]:
@@ -59,7 +60,8 @@ def _backward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[st
     smem.add("V", tile_n * dv * e)
     smem.add("Q ring", q_stages * tile_m * d * e)
     smem.add("dO ring", do_stages * tile_m * dv * e)
-    smem.add("P", tile_m * tile_n * e)
+    if tile_n < 2 * _WGMMA_ROWS:
+        smem.add("P", tile_m * tile_n * e)  # both warpgroups need all of it; else each keeps the rows of its own keys in registers
     smem.add("dS", tile_m * tile_n * e)
     smem.add("dQ", tile_m * d * 4)  # fp32, added to global memory by TMA
     smem.add("LSE and delta", (q_stages + do_stages) * tile_m * 4)
