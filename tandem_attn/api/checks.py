@@ -1,7 +1,7 @@
 """Argument checks of the public functions. Each message names the argument, its value and what is required.
 
-Only properties (type, shape, dtype, device) are looked at here, so the checks also hold while torch.compile traces. Values, which only a CPU
-can read without waiting, are checked in ``values.py``.
+Only properties (type, shape, dtype, device) are looked at here, so the checks also hold while torch.compile traces. Values, which only
+a CPU can read without waiting, are checked in ``values.py``.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ def page_table(x: object, q: Tensor, batch: int) -> None:
     require_same_device("page_table", tensor, q)
 
 
-def appended(k: object, v: object, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
-    """New keys and values for a cache: (batch, new, heads_kv, head_dim), both or neither."""
+def appended(k: object, v: object, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> int:
+    """New keys and values for a cache: (batch, new, heads_kv, head_dim), both or neither. Returns ``new``."""
     if k is None or v is None:
         raise ValueError(
             f"k and v must be given together, got k={'None' if k is None else 'a tensor'}, v={'None' if v is None else 'a tensor'}"
         )
-    new = None
+    new: int | None = None
     for name, x, cache in (("k", k, k_cache), ("v", v, v_cache)):
         tensor = require_tensor(name, x)
         require_ndim(name, tensor, 4, "(batch, new, heads_kv, head_dim)")
@@ -112,6 +112,7 @@ def appended(k: object, v: object, q: Tensor, k_cache: Tensor, v_cache: Tensor) 
         if tensor.dtype != cache.dtype:
             raise TypeError(f"{name} must have the cache's dtype {cache.dtype}, got {tensor.dtype}")
         require_same_device(name, tensor, q)
+    return new or 0
 
 
 def cu_seqlens(name: str, x: object, q: Tensor) -> Tensor:

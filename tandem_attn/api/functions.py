@@ -82,7 +82,8 @@ def attention(
         q: (B, Sq, H, D), float16, bfloat16, float32 or float64.
         k: (B, Sk, Hkv, D), same dtype and device.
         v: (B, Sk, Hkv, Dv), same dtype and device.
-        mask: a Mask (``Full``, ``Causal``, ``Window``, ``Document``, ``Predicate``, combined with & and |), or a function (b, h, q_idx, kv_idx) -> bool tensor.
+        mask: a Mask (``Full``, ``Causal``, ``Window``, ``Document``, ``Predicate``, combined with & and |), or a function (b, h, q_idx,
+            kv_idx) -> bool tensor.
         causal: query i sees keys j <= i + Sk - Sq (aligned bottom-right). With ``mask`` or ``window``, all of them apply.
         window: (left, right) keys each side of the diagonal, the diagonal included; None is unbounded.
         scale: factor of the logits; default 1 / sqrt(D).
@@ -97,9 +98,9 @@ def attention(
         backend: a name of ``tandem_attn.backends()``; "auto" takes the first that covers the call, a named one never falls back.
 
     Returns:
-        O (B, Sq, H, Dv) in q's dtype; with ``return_lse`` (O, LSE), LSE (B, H, Sq) float32 (float64 for float64 inputs), natural log. A row that sees
-        no key has O = 0, LSE = -inf (with a sink: LSE = sink) and zero gradients. Both are differentiable with respect to q, k, v, sink,
-        alibi_slopes and bias, once.
+        O (B, Sq, H, Dv) in q's dtype; with ``return_lse`` (O, LSE), LSE (B, H, Sq) float32 (float64 for float64 inputs), natural log. A
+        row that sees no key has O = 0, LSE = -inf (with a sink: LSE = sink) and zero gradients. Both are differentiable with respect to
+        q, k, v, sink, alibi_slopes and bias, once.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it, its value and what is required.
@@ -163,8 +164,8 @@ def attention_varlen(
         q: (total_q, H, D).
         k: (total_k, Hkv, D); with ``page_table`` (pages, page_size, Hkv, D), forward only.
         v: (total_k, Hkv, Dv); with ``page_table`` (pages, page_size, Hkv, Dv).
-        cu_seqlens_q: (B + 1,) int32, on q's device: sequence b holds the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1. Rows behind the last sequence are
-            legal: O = 0, LSE = -inf, zero gradients.
+        cu_seqlens_q: (B + 1,) int32, on q's device: sequence b holds the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1. Rows behind
+            the last sequence are legal: O = 0, LSE = -inf, zero gradients.
         cu_seqlens_k: likewise for the keys.
         max_seqlen_q: an upper bound of the lengths. It saves memory on backends that pad; a tensor is accepted, and its value is not read.
         max_seqlen_k: likewise for the keys.
@@ -248,18 +249,20 @@ def attention_kvcache(
         cache_seqlens: (B,) int32 or an int: keys each sequence has in the cache, before ``k`` is appended. Default: the whole cache.
         k: (B, new, Hkv, D), written into the cache in place behind ``cache_seqlens``, then attended to.
         v: (B, new, Hkv, Dv), likewise; both or neither.
-        page_table: (B, pages of a sequence) int32: key j of sequence b lies in page ``page_table[b, j // page_size]``. Entries beyond a length are not read.
+        page_table: (B, pages of a sequence) int32: key j of sequence b lies in page ``page_table[b, j // page_size]``. Entries beyond a
+            length are not read.
         cache_batch_idx: (B,) int32, the cache row of each sequence; default its own number. Not with ``page_table``.
         cache_leftpad: (B,) int32, keys at the start of the cache that are not part of the sequence.
 
-    The other arguments are those of ``attention``; Sk is a sequence's length after appending, less its leftpad. Masks are aligned bottom-right, so the last
-    query is the last key's. ``bias`` spans the capacity of the cache.
+    The other arguments are those of ``attention``; Sk is a sequence's length after appending, less its leftpad. Masks are aligned
+    bottom-right, so the last query is the last key's. ``bias`` spans the capacity of the cache.
 
     Returns:
         O (B, Sq, H, Dv); with ``return_lse`` (O, LSE), LSE (B, H, Sq).
 
     Raises:
-        TypeError, ValueError, UnsupportedError: as ``attention``. New tokens that do not fit raise on a CPU before anything is written; on a GPU, where lengths
+        TypeError, ValueError, UnsupportedError: as ``attention``. New tokens that do not fit raise on a CPU before anything is written;
+        on a GPU, where lengths
             are not read by the host, they are dropped.
     """
     names = ("q", "k_cache", "v_cache")
@@ -273,9 +276,9 @@ def attention_kvcache(
     checks.extras(sink, alibi_slopes, bias, q, batch, q.shape[1], capacity)
     code, mask_tensors = _mask(mask, causal, window, q)
     if k is not None or v is not None:
-        checks.appended(k, v, q, k_cache, v_cache)
+        new = checks.appended(k, v, q, k_cache, v_cache)
         torch.ops.tandem_attn.append_kv(k, v, k_cache, v_cache, lengths, table)
-        lengths = lengths + k.shape[1]
+        lengths = lengths + new
     return _call(
         (q, k_cache, v_cache, sink, alibi_slopes, bias, None, None, None, lengths, table, cache_leftpad),
         (mask_tensors, code, q.shape[1], capacity),
@@ -338,7 +341,7 @@ def _predicate(fn: PredicateFn) -> Predicate:
 _pinned: list[Predicate] = []  # compiled code may run as long as the process does
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def _pinned_code(fn: PredicateFn) -> str:
     _pinned.append(Predicate(fn))
     return _pinned[-1].code

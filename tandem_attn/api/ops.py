@@ -1,7 +1,8 @@
 """The custom operators: what torch.compile, autograd and the dispatcher see of Tandem.
 
-``tandem_attn::attention`` and ``tandem_attn::attention_backward`` serve padded, packed and cached calls; ``tandem_attn::append_kv`` writes new keys and values into a
-cache. Arguments are tensors, numbers and text only: a mask travels as its code and tensors (``spec.masks``), and every None is spelled out.
+``tandem_attn::attention`` and ``tandem_attn::attention_backward`` serve padded, packed and cached calls; ``tandem_attn::append_kv``
+writes new keys and values into a cache. Arguments are tensors, numbers and text only: a mask travels as its code and tensors
+(``spec.masks``), and every None is spelled out.
 """
 
 from __future__ import annotations
@@ -149,11 +150,15 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> Any:  # noqa: ARG001
 
 
 def _append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, page_table: Tensor) -> None:
-    """Writes k, v (B, new, Hkv, D) behind each sequence's ``cache_seqlens``. Without a host's checks, tokens beyond the pages are dropped."""
+    """Writes k, v (B, new, Hkv, D) behind each sequence's ``cache_seqlens``.
+
+    Without a host's checks, tokens beyond the pages are dropped.
+    """
     values.check_append(cache_seqlens, page_table, k, k_cache)
     page_size, new = k_cache.shape[1], k.shape[1]
     room = page_table.shape[1] * page_size - cache_seqlens.long()
-    # A token beyond the last place repeats the last one that fits, in its place, so that every write is in bounds and all to one place agree.
+    # A token beyond the last place repeats the last one that fits, in its place, so that every write is in bounds and all to one
+    # place agree.
     token = torch.minimum(torch.arange(new, device=k.device), room[:, None] - 1).clamp(min=0)
     at = (cache_seqlens.long()[:, None] + token).clamp(max=page_table.shape[1] * page_size - 1)
     page = page_table.long().gather(1, at // page_size).clamp(0, k_cache.shape[0] - 1)

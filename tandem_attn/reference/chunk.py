@@ -1,7 +1,8 @@
 """A chunk: some batch entries and key/value heads of a group, arranged for matrix products, with the scores of any of its tiles.
 
-Query heads that share a key/value head are stacked as rows of one product. S of a tile has the shape (batch entries * kv heads, query heads per
-kv head * M, N); ``grid`` shows it as (batch entries, kv heads, query heads per kv head, M, N), the shape that masks, biases and slopes broadcast to.
+Query heads that share a key/value head are stacked as rows of one product. S of a tile has the shape (batch entries * kv heads, query
+heads per kv head * M, N); ``grid`` shows it as (batch entries, kv heads, query heads per kv head, M, N), the shape that masks, biases
+and slopes broadcast to.
 """
 
 from __future__ import annotations
@@ -116,7 +117,10 @@ class Chunk:
             shown.sub_(self.per_head(self.dense.alibi_slopes).to(s.dtype) * self.distance(m, n))
 
     def bias_tile(self, bias: Tensor, m: slice, n: slice) -> Tensor:
-        """The part of a (B or 1, H or 1, Sq or 1, Sk or 1) tensor that belongs to a tile; broadcasts to the tile shown on ``grid``. A view."""
+        """The part of a (B or 1, H or 1, Sq or 1, Sk or 1) tensor that belongs to a tile; broadcasts to the tile shown on ``grid``.
+
+        A view.
+        """
         whole = slice(None)
         parts = (self.batch, self.heads, m, n)
         taken = bias[tuple(part if size > 1 else whole for part, size in zip(parts, bias.shape, strict=True))]

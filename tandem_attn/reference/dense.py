@@ -1,4 +1,5 @@
-"""Attention written down directly: the truth (float64) that every backend is judged by, and the plain computation they must not fall behind.
+"""Attention written down directly: the truth (float64) that every backend is judged by, and the plain computation they must not fall
+behind.
 
 One sequence at a time, the whole score matrix in memory, gradients by autograd. Slow, and meant to be obviously right.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem_attn.reference.layout import groups
+from tandem_attn.reference.layout import Rows, groups
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.problem import Problem
 
@@ -16,8 +17,8 @@ from tandem_attn.spec.problem import Problem
 def attention(problem: Problem, inputs: Inputs, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     """O and LSE, every operation in ``dtype``; differentiable with respect to all floating-point inputs.
 
-    Shapes as the API returns them. With ``dtype=torch.float64`` this is the truth; with the inputs' own dtype it is "the same computation done plainly
-    in PyTorch", the yardstick of the contract's accuracy rule.
+    Shapes as the API returns them. With ``dtype=torch.float64`` this is the truth; with the inputs' own dtype it is "the same
+    computation done plainly in PyTorch", the yardstick of the contract's accuracy rule.
     """
     out = torch.zeros(*inputs.q.shape[:-1], problem.head_dim_v, dtype=dtype, device=inputs.q.device)
     lse = torch.full((*inputs.q.shape[:-1], 1), float("-inf"), dtype=dtype, device=inputs.q.device)
@@ -26,20 +27,16 @@ def attention(problem: Problem, inputs: Inputs, dtype: torch.dtype = torch.float
             q, k, v = inputs.q[_one(group.q_rows, i)], inputs.k[_one(group.k_rows, i)], inputs.v[_one(group.k_rows, i)]
             sequence_out, sequence_lse = _sequence(problem, inputs, b, q.to(dtype), k.to(dtype), v.to(dtype))
             rows = _one(group.q_rows, i)
-            out = out.index_put(_indices(rows, out), sequence_out)
-            lse = lse.index_put(_indices(rows, lse), sequence_lse.unsqueeze(-1))
+            out = out.index_put(rows, sequence_out)
+            lse = lse.index_put(rows, sequence_lse.unsqueeze(-1))
     return out, lse.squeeze(-1).transpose(-1, -2)
 
 
-def _one(rows: tuple[Tensor | slice, ...], i: int) -> tuple[Tensor, ...] | tuple[int]:
-    """The rows of a group's i-th sequence: an index that yields (length, heads, D)."""
-    if isinstance(rows[0], slice):
-        return (i,)
-    return tuple(torch.broadcast_to(part, rows[-1].shape)[i] for part in rows if isinstance(part, Tensor))
-
-
-def _indices(rows: tuple[Tensor, ...] | tuple[int], x: Tensor) -> tuple[Tensor, ...]:
-    return tuple(torch.as_tensor(part, device=x.device) for part in rows)
+def _one(rows: Rows, i: int) -> tuple[Tensor, ...]:
+    """The index of a group's i-th sequence: it yields (length, heads, D)."""
+    if not rows:
+        return (torch.tensor(i),)
+    return tuple(torch.broadcast_to(part, rows[-1].shape)[i] for part in rows)
 
 
 def _sequence(problem: Problem, inputs: Inputs, b: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

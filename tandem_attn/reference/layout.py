@@ -1,8 +1,9 @@
 """Layouts: padded, packed and paged calls as groups of equally long sequences.
 
-The tiled core knows one form only: a dense batch (B, S, heads, D). On a CPU the lengths are read and sequences of equal lengths form one group, so no
-padding is computed and nothing beyond a length is touched. On other devices lengths are never read (no host synchronisation): one group is padded
-to the upper bound, and rows beyond a length are replaced by zeros before any arithmetic, since they may hold NaN.
+The tiled core knows one form only: a dense batch (B, S, heads, D). On a CPU the lengths are read and sequences of equal lengths form
+one group, so no padding is computed and nothing beyond a length is touched. On other devices lengths are never read (no host
+synchronisation): one group is padded to the upper bound, and rows beyond a length are replaced by zeros before any arithmetic, since
+they may hold NaN.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from torch import Tensor
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.problem import Problem
 
-Rows = tuple[Tensor | slice, ...]  # an index that turns a tensor of the call into (members, length, heads, D)
+Rows = tuple[Tensor, ...]  # an index that turns a tensor of the call into (members, length, heads, D); empty: the tensor is that already
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """Sequences computed together.
 
-    ``members`` are their batch indices; ``len_q`` and ``len_k`` their common lengths, or upper bounds where ``lens_q``, ``lens_k`` (int tensors, one a
-    member) hold the true ones.
+    ``members`` are their batch indices; ``len_q`` and ``len_k`` their common lengths, or upper bounds where ``lens_q``, ``lens_k`` (int
+    tensors, one a member) hold the true ones.
     """
 
     members: Tensor
@@ -40,9 +41,8 @@ class Group:
 def groups(problem: Problem, inputs: Inputs) -> Iterator[Group]:
     """Groups that cover every sequence of the call once."""
     if _uniform(inputs):
-        whole = (slice(None),)
         members = torch.arange(problem.batch, device=inputs.q.device)
-        yield Group(members=members, len_q=problem.seqlen_q, len_k=problem.seqlen_k, q_rows=whole, k_rows=whole)
+        yield Group(members=members, len_q=problem.seqlen_q, len_k=problem.seqlen_k, q_rows=(), k_rows=())
     elif inputs.q.device.type == "cpu":
         yield from _equal_lengths(problem, inputs)
     else:
@@ -127,7 +127,7 @@ def _upper_bound(problem: Problem, inputs: Inputs) -> Group:
 
 def gather(x: Tensor, rows: Rows, lens: Tensor | None) -> Tensor:
     """(members, length, heads, D) of a call's tensor; rows beyond ``lens`` become zero."""
-    taken = x[rows]
+    taken = x[rows] if rows else x
     if lens is None:
         return taken
     valid = torch.arange(taken.shape[1], device=x.device) < lens[:, None]
@@ -143,7 +143,7 @@ def blank(problem: Problem, like: Tensor, width: int, fill: float, dtype: torch.
 def scatter(x: Tensor, rows: Rows, lens: Tensor | None, value: Tensor) -> None:
     """Writes ``value`` (members, length, heads, D) where ``gather`` read it; rows beyond ``lens`` are left alone."""
     if lens is None:
-        x[rows] = value
+        x[rows or ...] = value
         return
     valid = torch.arange(value.shape[1], device=x.device) < lens[:, None]
     if len(rows) == 2:  # padded: what lies beyond a length belongs to the same sequence

@@ -41,7 +41,8 @@ def _exp2_polynomial(x: Tensor, degree: int) -> Tensor:
 
 
 def next_max(m_old: Tensor, m_tile: Tensor, threshold: float, rows: int) -> Tensor:
-    """Running maximum (..., M) in log2 units with conditional rescale: the old one is kept while no row of a group outgrows it by ``threshold``.
+    """Running maximum (..., M) in log2 units with conditional rescale: the old one is kept while no row of a group outgrows it by
+    ``threshold``.
 
     ``rows`` neighbouring rows decide together (32: a warp); 0: every row takes its new maximum.
     """

@@ -1,7 +1,7 @@
 """PyTorch's fused attention (scaled_dot_product_attention's flash kernels) as a backend, LSE included.
 
-The operators behind the public function are called, since only they return LSE. They serve dense calls: one mask (full, or causal where both alignments
-agree), no extras.
+The operators behind the public function are called, since only they return LSE. They serve dense calls: one mask (full, or causal where
+both alignments agree), no extras.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ _EXTRAS = {
 
 def missing(problem: Problem) -> str | None:
     """What the problem asks for that these kernels lack; None: they serve it."""
-    for name, words in _EXTRAS.items():
-        if getattr(problem, name):
-            return words
+    lacks = [words for name, words in _EXTRAS.items() if getattr(problem, name)]
     if problem.softcap:
-        return "softcap"
+        lacks.append("softcap")
     if not problem.scale_value > 0:
-        return f"scale={problem.scale_value:g} (only positive scales)"
-    if _mode(problem) is None:
-        return f"the mask {problem.mask.code} for seqlen_q={problem.seqlen_q}, seqlen_k={problem.seqlen_k}"
+        lacks.append(f"scale={problem.scale_value:g} (only positive scales)")
     if problem.head_dim != problem.head_dim_v:
-        return f"head_dim_v={problem.head_dim_v} beside head_dim={problem.head_dim}"
+        lacks.append(f"head_dim_v={problem.head_dim_v} beside head_dim={problem.head_dim}")
     if 0 in (problem.batch, problem.seqlen_q, problem.seqlen_k):
-        return "empty tensors"
+        lacks.append("empty tensors")
+    elif _mode(problem) is None:
+        lacks.append(f"the mask {problem.mask.code} for seqlen_q={problem.seqlen_q}, seqlen_k={problem.seqlen_k}")
     if problem.backward and problem.return_lse:
-        return "the gradient of LSE"
-    return _missing_on_cuda(problem) if problem.device == "cuda" else None
+        lacks.append("the gradient of LSE")
+    if problem.device == "cuda":
+        lacks += _missing_on_cuda(problem)
+    return ", ".join(lacks) or None
 
 
-def _missing_on_cuda(problem: Problem) -> str | None:
+def _missing_on_cuda(problem: Problem) -> list[str]:
+    lacks = []
     if problem.dtype not in ("float16", "bfloat16"):
-        return f"{problem.dtype} on CUDA"
+        lacks.append(f"{problem.dtype} on CUDA")
     if problem.head_dim % 8 or problem.head_dim > 256:
-        return f"head_dim={problem.head_dim} on CUDA (multiples of 8 up to 256)"
+        lacks.append(f"head_dim={problem.head_dim} on CUDA (multiples of 8 up to 256)")
     if problem.backward and problem.deterministic:
-        return "a deterministic backward on CUDA"
-    return None
+        lacks.append("a deterministic backward on CUDA")
+    return lacks
 
 
 def _mode(problem: Problem) -> bool | None:

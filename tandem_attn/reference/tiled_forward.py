@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -41,7 +42,7 @@ def _work_item(chunk: Chunk, plan: Plan, q: Tensor, k: Tensor, v: Tensor, m: sli
         return _loop(chunk, plan, q, k, v, m, visit, range(visit.start, visit.stop))
     share = -(-len(visit) // plan.num_splits)
     starts = [min(visit.start + i * share, visit.stop) for i in range(plan.num_splits + 1)]
-    return _combine([_loop(chunk, plan, q, k, v, m, visit, range(a, b)) for a, b in zip(starts, starts[1:], strict=False)])
+    return _combine([_loop(chunk, plan, q, k, v, m, visit, range(a, b)) for a, b in itertools.pairwise(starts)])
 
 
 def _loop(chunk: Chunk, plan: Plan, q: Tensor, k: Tensor, v: Tensor, m: slice, visit: BlockRange, blocks: range) -> Partial:

@@ -1,8 +1,8 @@
 """Diagonal bands: the part of a mask that can be decided without looking at single elements.
 
-A band holds the pairs (i, j) with ``i + lo <= j <= i + hi``; ``None`` is unbounded. Every mask has an outer band (it contains the mask) and may have
-an inner band (the mask contains it). The outer band says which key blocks a query tile must visit, the inner one which of them need no
-element mask. Both claims are proved by brute force in ``tests/spec/test_masks.py``.
+A band holds the pairs (i, j) with ``i + lo <= j <= i + hi``; ``None`` is unbounded. Every mask has an outer band (it contains the mask)
+and may have an inner band (the mask contains it). The outer band says which key blocks a query tile must visit, the inner one which of
+them need no element mask. Both claims are proved by brute force in ``tests/spec/test_masks.py``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,6 @@ from dataclasses import dataclass
 
 def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
-
-
-def _narrower(a: int | None, b: int | None, pick: type[int] | object) -> int | None:
-    if a is None:
-        return b
-    if b is None:
-        return a
-    return pick(a, b)  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
@@ -38,7 +30,9 @@ class Band:
         return Band(None if self.hi is None else -self.hi, None if self.lo is None else -self.lo)
 
     def intersect(self, other: Band) -> Band:
-        return Band(_narrower(self.lo, other.lo, max), _narrower(self.hi, other.hi, min))
+        lo = max((x for x in (self.lo, other.lo) if x is not None), default=None)
+        hi = min((x for x in (self.hi, other.hi) if x is not None), default=None)
+        return Band(lo, hi)
 
     def hull(self, other: Band) -> Band:
         """The smallest band that contains both."""

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class Inputs:
     """Tensors of one call; B batch, S seqlen, H query heads, Hkv key/value heads, D head_dim, Dv head_dim_v.
 
-    Exactly one layout holds: padded (no cu_seqlens, no page_table): q (B, Sq, H, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv); packed (cu_seqlens_q and
-    cu_seqlens_k): q (total_q, H, D), k (total_k, Hkv, D), v (total_k, Hkv, Dv); paged (page_table): q (B, Sq, H, D), k (pages, page_size, Hkv, D), v
-    likewise. A contiguous cache is paged with one page a sequence.
+    Exactly one layout holds: padded (no cu_seqlens, no page_table): q (B, Sq, H, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv); packed
+    (cu_seqlens_q and cu_seqlens_k): q (total_q, H, D), k (total_k, Hkv, D), v (total_k, Hkv, Dv); paged (page_table): q (B, Sq, H, D),
+    k (pages, page_size, Hkv, D), v likewise. A contiguous cache is paged with one page a sequence.
     """
 
     q: Tensor

@@ -1,8 +1,8 @@
 """Masks: which keys a query sees.
 
-A mask is a pure predicate of (b, h, q_idx, kv_idx) and the two sequence lengths, combined with ``&`` and ``|``. The indices are local to their
-sequence and count from 0; h is the query head. They may be Python integers or any arrays that broadcast (torch, numpy): the same
-predicate serves the brute-force proofs and the backends.
+A mask is a pure predicate of (b, h, q_idx, kv_idx) and the two sequence lengths, combined with ``&`` and ``|``. The indices are local
+to their sequence and count from 0; h is the query head. They may be Python integers or any arrays that broadcast (torch, numpy): the
+same predicate serves the brute-force proofs and the backends.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Full(Mask):
 class Window(Mask):
     """Keys at most ``left`` before and ``right`` after the diagonal, the diagonal included; ``None`` is unbounded.
 
-    The diagonal of query i is key ``i + seqlen_k - seqlen_q`` (``align="bottom-right"``) or key i (``align="top-left"``). A negative bound is legal and
-    moves that edge past the diagonal: ``right=-1`` hides the diagonal itself.
+    The diagonal of query i is key ``i + seqlen_k - seqlen_q`` (``align="bottom-right"``) or key i (``align="top-left"``). A negative
+    bound is legal and moves that edge past the diagonal: ``right=-1`` hides the diagonal itself.
     """
 
     left: int | None = None
@@ -187,8 +187,8 @@ _serial = itertools.count()
 class Predicate(Mask):
     """Any function of (b, h, q_idx, kv_idx) that returns a boolean.
 
-    It gets integer arrays that broadcast and must return an array of their joint shape (use ``&``, ``|``, ``~`` and comparisons, no ``if``). It may read
-    tensors it captures. Under ``torch.compile`` create it outside the compiled function.
+    It gets integer arrays that broadcast and must return an array of their joint shape (use ``&``, ``|``, ``~`` and comparisons, no
+    ``if``). It may read tensors it captures. Under ``torch.compile`` create it outside the compiled function.
     """
 
     fn: PredicateFn

@@ -15,9 +15,9 @@ HEAD_DIM_MAX = 256  # the largest head dimension any peer trains with; absorbed 
 class Problem:
     """One attention call.
 
-    Sizes are those of the tensors: with packed variable length, ``seqlen_q`` and ``seqlen_k`` are the largest sequence (or an upper bound) and
-    ``total_q``, ``total_k`` the packed rows. ``lengths`` holds each sequence's (seqlen_q, seqlen_k) where the host knows them; plans for
-    schedules use it, results never depend on it.
+    Sizes are those of the tensors: with packed variable length, ``seqlen_q`` and ``seqlen_k`` are the largest sequence (or an upper
+    bound) and ``total_q``, ``total_k`` the packed rows. ``lengths`` holds each sequence's (seqlen_q, seqlen_k) where the host knows
+    them; plans for schedules use it, results never depend on it.
 
     Raises:
         TypeError, ValueError: from the constructor, naming the field, its value and what is required.
