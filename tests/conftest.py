@@ -1,4 +1,4 @@
-"""Options of the whole suite: skipped CUDA tests say why, and the report counts the cells of the semantic suite that a backend does not support."""
+"""The whole suite: skipped CUDA tests say why, and the report counts the semantic suite's cells that a backend does not support."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A result in some dtype is compared with the float64 truth and with the same computation done plainly in PyTorch in that dtype. Its error
 may be twice the plain one (line 13 of the contract), both for the largest element and for the relative Frobenius norm. A floor is added,
-because the plain computation is sometimes exact by luck (one key, V = 1): a few units in the last place of the largest element, and a few of the
-accumulator's on the sums of absolute values where the caller knows them (a gradient may be zero because its summands cancel).
+because the plain computation is sometimes exact by luck (one key, V = 1): a few units in the last place of the largest element, and a few
+of the accumulator's on the sums of absolute values where the caller knows them (a gradient may be zero because its summands cancel).
 """
 
 from __future__ import annotations
@@ -182,8 +182,10 @@ def compare_all(
     dtype: torch.dtype,
     magnitudes: Mapping[str, Tensor] | None = None,
 ) -> list[Comparison]:
-    """One comparison for each result, everything judged by ``dtype`` but LSE: by float32 (float64 for float64 inputs), and with 16-bit inputs it may
-    carry the error of the exp2 that their kernels use."""
+    """One comparison for each result, judged by ``dtype``; LSE by float32 (float64 for float64 inputs).
+
+    With 16-bit inputs LSE may besides carry the error of the exp2 that their kernels use.
+    """
     sums, found = magnitudes or {}, []
     for name, x in got.items():
         judged = accumulator_dtype(dtype) if name == "lse" else dtype

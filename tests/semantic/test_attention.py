@@ -136,9 +136,11 @@ def test_packed_masks(cell: Cell) -> None:
 @cells(
     replace(PACKED, mask="causal", **change)
     for change in (
-        {"tail_q": 3}, {"tail_k": 4}, {"tail_q": 1, "tail_k": 1, "grad_lse": True}, {"used_q": (3, 0, 20, 0, 1)}, {"used_k": (9, 0, 1, 0, 2)},
+        {"tail_q": 3}, {"tail_k": 4}, {"tail_q": 1, "tail_k": 1, "grad_lse": True}, {"used_q": (3, 0, 20, 0, 1)},
+        {"used_k": (9, 0, 1, 0, 2)},
         {"used_q": (3, 0, 20, 0, 1), "used_k": (9, 0, 1, 0, 2), "tail_q": 2, "tail_k": 2, "sink": True}, {"sink": True}, {"alibi": 1},
-        {"alibi": 2, "softcap": 5.0}, {"bias": "bhqk"}, {"bias": "11qk"}, {"bias": "b111"}, {"head_dim_v": 5}, {"strides": "packed_qkv", "lengths_k": PACKED.lengths_q},
+        {"alibi": 2, "softcap": 5.0}, {"bias": "bhqk"}, {"bias": "11qk"}, {"bias": "b111"}, {"head_dim_v": 5},
+        {"strides": "packed_qkv", "lengths_k": PACKED.lengths_q},
         {"strides": "transposed"}, {"strides": "every_second"}, {"strides": "last_first"}, {"strides": "unaligned"},
         {"grad_out": "expanded"}, {"grad_out": "transposed"}, {"grad_out": "last"}, {"deterministic": True}, {"heads": 12, "heads_kv": 1},
     )
@@ -192,8 +194,10 @@ def test_cache(cell: Cell) -> None:
         {"used_k": None}, {"used_k": (0, 48, 1)}, {"used_k": (0, 0, 0), "new": 48}, {"batch_idx": (4, 0, 2)}, {"batch_idx": (1, 1, 0)},
         {"batch_idx": (4, 0, 2), "new": 2, "leftpad": (1, 2, 3), "seqlen_q": 2, "mask": "causal"}, {"leftpad": (5, 0, 3)},
         {"sink": True, "mask": "causal", "seqlen_q": 3}, {"softcap": 4.0}, {"alibi": 1, "seqlen_q": 2}, {"alibi": 2, "page_size": 16},
-        {"bias": "bhqk", "seqlen_q": 2}, {"bias": "1h1k", "page_size": 16}, {"scale": -0.5}, {"head_dim_v": 12}, {"heads": 12, "heads_kv": 1},
-        {"mask": "captured", "seqlen_q": 3}, {"mask": "document-2d", "seqlen_q": 3}, {"dtype": "fp16"}, {"dtype": "bf16", "page_size": 16, "new": 3},
+        {"bias": "bhqk", "seqlen_q": 2}, {"bias": "1h1k", "page_size": 16}, {"scale": -0.5}, {"head_dim_v": 12},
+        {"heads": 12, "heads_kv": 1},
+        {"mask": "captured", "seqlen_q": 3}, {"mask": "document-2d", "seqlen_q": 3}, {"dtype": "fp16"},
+        {"dtype": "bf16", "page_size": 16, "new": 3},
         {"dtype": "fp64", "page_size": 5}, {"seqlen_k": 300, "used_k": (299, 150, 12), "seqlen_q": 140, "mask": "causal"},
         {"seqlen_q": 0}, {"batch": 0, "used_k": None},
     )
@@ -258,7 +262,7 @@ def combinations(count: int) -> list[Case]:
                 grad_out=draw.choice(("contiguous", "contiguous", "transposed", "last")),
                 seed=seed,
                 **shape,
-            )  # fmt: skip
+            )
         )
     return found
 

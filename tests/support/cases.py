@@ -1,4 +1,4 @@
-"""A Case describes one call of the public API in numbers and names; ``build(case)`` gives its tensors, always the same for the same case."""
+"""A Case describes one call of the public API in numbers and names; ``build(case)`` gives its tensors, the same ones every time."""
 
 from __future__ import annotations
 
@@ -312,14 +312,14 @@ def _cache(case: Case, call: Call, g: torch.Generator) -> None:
     if case.new:
         k, v = after_k.clone(), after_v.clone()
         call.cache_after = (after_k, after_v)
-        call.arguments["k"], call.arguments["v"] = (_take_new(case, x, rows, used, first) for x in (k, v))
+        call.arguments["k"], call.arguments["v"] = (_take_new(case, x, rows) for x in (k, v))
     if case.used_k is not None:
         call.arguments["cache_seqlens"] = _int32(used)
     call.sequences += [(b, (b, slice(None)), rows[b]) for b in range(case.batch)]
     call.leaves |= {"q": q, "k": k, "v": v}
 
 
-def _take_new(case: Case, cache: Tensor, rows: list[Any], used: Any, first: Any) -> Tensor:
+def _take_new(case: Case, cache: Tensor, rows: list[Any]) -> Tensor:
     """Cuts the last ``new`` tokens of each sequence out of the cache: what the call must put back."""
     tokens = []
     for at in rows:

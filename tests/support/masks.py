@@ -1,7 +1,7 @@
 """Masks, each twice: as the keywords of a call and as a predicate written without ``tandem_attn``.
 
-``MASKS[name](seqs, g)`` returns (keywords, sees); ``seqs`` is (batch, longest seqlen_q, longest seqlen_k) and ``g`` a random generator. ``sees`` takes
-(b, h, i, j, seqlen_q, seqlen_k) as integers or integer tensors that broadcast, and returns a bool tensor (or bool).
+``MASKS[name](seqs, g)`` returns (keywords, sees); ``seqs`` is (batch, longest seqlen_q, longest seqlen_k) and ``g`` a random generator.
+``sees`` takes (b, h, i, j, seqlen_q, seqlen_k), integers or integer tensors that broadcast, and returns a bool tensor.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def _gradients(call: Call, dtype: torch.dtype, leaves: dict[str, Tensor], out: T
 def magnitudes(call: Call) -> dict[str, Tensor]:
     """Size of each gradient's sums before anything cancels: the gradients with every summand's absolute value.
 
-    A backward pass that knows P only through LSE (float32 by contract) has a relative error of 1 + |LSE| roundings in each summand, also where the
-    sum is zero (the gradient of a bias that is constant along the keys, say).
+    A backward pass that knows P only through LSE (float32 by contract) has a relative error of 1 + |LSE| roundings in each summand, also
+    where the sum is zero (the gradient of a bias that is constant along the keys, say).
     """
     leaves = {name: x.detach().double().abs().requires_grad_() for name, x in call.leaves.items()}
     exact = {name: x.detach().double() for name, x in call.leaves.items()}
