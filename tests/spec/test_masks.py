@@ -139,7 +139,7 @@ def test_bands_of_any_size_are_exact(mask: Mask, seqlen_q: int, seqlen_k: int, t
     prove(mask, seqlen_q, seqlen_k, tile_m, tile_n, tight=True)
 
 
-# --- meaning ---------------------------------------------------------------------------------------------------------------------------------
+# The meaning of masks, their text form and their errors.
 
 
 def test_causal_alignments() -> None:
