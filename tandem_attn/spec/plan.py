@@ -102,10 +102,10 @@ class Plan:
         _check_numerics(self)
         if self.roles:
             check_roles(self.roles, _known(arch.registers, arch), _known(arch.max_warps_cta, arch))
-        if self.smem:
-            check_regions("smem", self.smem, _known(arch.smem_bytes_cta, arch), "bytes")
         if self.tmem:
             check_regions("tmem", self.tmem, _known(arch.tmem_columns, arch), "columns")
+        if self.smem:
+            check_regions("smem", self.smem, _known(arch.smem_bytes_cta, arch), "bytes")
 
     @property
     def rows_per_cta(self) -> int:

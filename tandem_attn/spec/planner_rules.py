@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tandem_attn.spec.arch import Arch
+from tandem_attn.spec.arch import Arch, get_arch
 from tandem_attn.spec.plan import BACKWARD, FORWARD, Launch, Plan, Schedule, ScheduleKind, mask_structure
 from tandem_attn.spec.problem import Problem
 from tandem_attn.spec.resources import MMA_BYTES, Packer
@@ -175,6 +175,14 @@ def _backward_schedule(plan: Plan, reason: str) -> tuple[Schedule, str]:
     if reason:
         return Schedule(ScheduleKind.LPT), f"{reason}: longest first"
     return Schedule(), "all tiles alike: plain order"
+
+
+def exp2_remark(plan: Plan) -> Choice:
+    """How the exponentials of a forward tile compare with its MMA, were all of them on MUFU."""
+    arch = get_arch(plan.arch)
+    mma_cycles = 2 * (plan.head_dim + plan.head_dim_v) / (arch.mma_rate(plan.dtype) or 1)  # of one score
+    share = 1 / (arch.mufu or 1) / mma_cycles
+    return "exp2", f"exp2 {plan.exp2}: all on MUFU, it would take {share:.2g} times the cycles of the MMA"
 
 
 def fewest_idle_tiles(problem: Problem) -> Criterion:

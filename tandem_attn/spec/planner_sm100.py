@@ -15,6 +15,7 @@ from tandem_attn.spec.planner_rules import (
     Choice,
     Criterion,
     Grid,
+    exp2_remark,
     forward_smem,
     kv_stages_that_fit,
     p_parts,
@@ -169,10 +170,8 @@ def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:
     if plan.cta_group == 1:
         objection = _pair_objection(problem, plan.rows_per_cta)
         remarks.append(("cta_group", f"one CTA a tile: {objection or 'a pair does not fit'}"))
-    exp_over_mma = 256 / (plan.head_dim + plan.head_dim_v)
-    twice = " and MUFU is twice as fast" if not plan.exp2.fma_pairs and exp_over_mma >= 1 else ""
     remarks += [
-        ("exp2", f"exp2 {plan.exp2}: on MUFU alone it takes {exp_over_mma:.2g} of the MMA cycles at 16 a clock{twice}"),
+        exp2_remark(plan),
         ("rescale_rows", f"O is rescaled by a warp only when one of its row maxima grew by more than 2^{plan.rescale_threshold:g}"),
     ]
     if len(plan.p_parts) > 1:

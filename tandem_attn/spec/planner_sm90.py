@@ -6,7 +6,17 @@ from typing import Any
 
 from tandem_attn.spec.arch import Arch
 from tandem_attn.spec.plan import Plan
-from tandem_attn.spec.planner_rules import BARRIER_BYTES, SMEM_ALIGN, Choice, Criterion, Grid, forward_smem, kv_stages_that_fit, too_large
+from tandem_attn.spec.planner_rules import (
+    BARRIER_BYTES,
+    SMEM_ALIGN,
+    Choice,
+    Criterion,
+    Grid,
+    exp2_remark,
+    forward_smem,
+    kv_stages_that_fit,
+    too_large,
+)
 from tandem_attn.spec.problem import Problem
 from tandem_attn.spec.resources import Packer, Role, chunks
 
@@ -80,9 +90,8 @@ def _o_over_q(plan: Plan) -> bool:
 
 
 def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:  # noqa: ARG001
-    exp_over_mma = 128 / (plan.head_dim + plan.head_dim_v)  # 1/16 cycle an element, against 2 (d + dv) / 4096
     return [
-        ("exp2", f"exp2 {plan.exp2}: it takes {exp_over_mma:.2g} of the MMA cycles and hides under the other warpgroup's MMA"),
+        exp2_remark(plan),
         ("rescale_rows", "O is always rescaled: it lies in registers, where a branch costs more than the multiplications"),
     ]
 
