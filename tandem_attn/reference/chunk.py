@@ -172,7 +172,7 @@ def _checked(sees: Any, device: torch.device) -> Any:
 def chunks(dense: Dense, tile_m: int, tile_n: int) -> Iterator[Chunk]:
     """Chunks that cover the group once, none with more scores a tile than fit in a core's cache."""
     problem, batch = dense.problem, dense.q.shape[0]
-    tile = problem.heads_per_kv * min(tile_m, dense.seqlen_q) * max(1, min(tile_n, dense.seqlen_k))
+    tile = problem.heads_per_kv * max(1, min(tile_m, dense.seqlen_q)) * max(1, min(tile_n, dense.seqlen_k))
     fit = max(1, _TILE_ELEMENTS // tile)
     heads = min(problem.heads_kv, fit)
     entries = max(1, fit // problem.heads_kv)

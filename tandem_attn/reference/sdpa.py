@@ -78,13 +78,18 @@ def _sees_all(problem: Problem, mask: Window) -> bool:
 
 def forward(problem: Problem, plan: Plan, inputs: Inputs) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     """O (B, Sq, H, Dv) in the inputs' dtype and LSE (B, H, Sq), float32 (float64 for float64 inputs)."""
-    q, k, v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+    q, k, v = _heads_first(inputs.q, inputs.k, inputs.v)
     causal = bool(_mode(problem))
     if q.device.type == "cpu":
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=problem.scale_value)
     else:
         out, lse = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=problem.scale_value)[:2]
     return out.transpose(1, 2).contiguous(), lse.contiguous()
+
+
+def _heads_first(*tensors: Tensor) -> list[Tensor]:
+    """(B, S, H, D) -> (B, H, S, D) without a copy, but for a last stride that is not 1, which the CPU kernel would take for 1."""
+    return [(x if x.stride(-1) == 1 else x.contiguous()).transpose(1, 2) for x in tensors]
 
 
 def backward(
@@ -99,7 +104,7 @@ def backward(
     """Gradients of q, k and v. ``grad_lse`` must be None: ``missing`` refuses problems that could have one."""
     if grad_lse is not None:
         raise ValueError("grad_lse must be None for PyTorch's attention, got a tensor")
-    q, k, v, out, grad_out = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v, out, grad_out))
+    q, k, v, out, grad_out = _heads_first(inputs.q, inputs.k, inputs.v, out, grad_out)
     causal, scale = bool(_mode(problem)), problem.scale_value
     if q.device.type == "cpu":
         grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(grad_out, q, k, v, out, lse, 0.0, causal, scale=scale)
