@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import Tensor
 
 from tandem_attn.api.backends import AUTO, NAMES, supports
-from tandem_attn.api.functions import attention, attention_varlen
+from tandem_attn.api.functions import Options, attention, attention_varlen
 from tandem_attn.cli.problem_flags import problem_flags
 from tandem_attn.reference.compare import Comparison, compare_all, plainly, results
 from tandem_attn.reference.samples import Sample, sample
@@ -90,7 +90,7 @@ def run(problem: Problem, taken: Sample, backend: str) -> dict[str, Tensor]:
 
 
 def _call(problem: Problem, inputs: Inputs, backend: str, return_lse: bool) -> tuple[Tensor, Tensor]:
-    keywords = {
+    keywords: Options = {
         "mask": problem.mask,
         "scale": problem.scale,
         "softcap": problem.softcap,
