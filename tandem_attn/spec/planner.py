@@ -7,7 +7,7 @@ remains is compared by an ordered list of criteria, and each criterion that deci
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -84,9 +84,11 @@ def _candidates(problem: Problem, arch: Arch, direction: str, grid: Grid, overri
     failure: Exception | None = None
     for combination in itertools.product(*axes.values()):
         try:
-            found += _built(grid.build, problem, arch, base, dict(zip(axes, combination, strict=True)), overrides)
+            candidate = grid.build(problem, arch, base, dict(zip(axes, combination, strict=True)))
         except ValueError as error:
             failure = error
+        else:
+            found += [] if candidate is None else [candidate]
     if found:
         return found
     if overrides:
@@ -94,15 +96,6 @@ def _candidates(problem: Problem, arch: Arch, direction: str, grid: Grid, overri
         raise ValueError(f"no plan for {problem} on {arch.name} fits the overrides {asked}: {failure}") from failure
     dims = f"head_dim {problem.head_dim}, head_dim_v {problem.head_dim_v}"
     raise UnsupportedError(backend=backend_name(arch), missing=f"the {direction} of {dims} ({failure})", nearest=grid.nearest)
-
-
-def _built(
-    build: Callable[..., Plan | None], problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any], overrides: dict[str, Any]
-) -> list[Plan]:
-    if "kv_stages" in overrides:
-        point["kv_stages"] = overrides["kv_stages"]
-    candidate = build(problem, arch, base, point)
-    return [] if candidate is None else [candidate]
 
 
 def backend_name(arch: Arch) -> str:

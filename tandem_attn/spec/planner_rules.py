@@ -17,6 +17,7 @@ GPU_DTYPES = ("float16", "bfloat16")
 CPU_DTYPES = ("float16", "bfloat16", "float32", "float64")
 SMEM_ALIGN = 1024  # bytes; the 128-byte swizzle of TMA repeats every 1024 (PTX ISA, tensor swizzling)
 BARRIER_BYTES = 512  # 64 mbarriers of 8 bytes: more than any of our pipelines has
+ALL_THAT_FIT = 0  # as a number of K/V slots
 MAX_KV_STAGES = 10  # as many as the public kernels use; further slots hide no more latency
 
 _MIN_SPLIT_BLOCKS = 4  # key blocks a split must keep: fewer do not pay for writing and combining a partial result
@@ -141,7 +142,7 @@ def _pack_gqa(problem: Problem, plan: Plan) -> tuple[int, str]:
 def _num_splits(problem: Problem, arch: Arch, plan: Plan) -> tuple[int, str]:
     tiles = _tiles(problem, plan, plan.pack_gqa)
     n_blocks = -(-problem.seqlen_k // plan.tile_n)
-    if arch.sms is None or not tiles or 2 * tiles > arch.sms:
+    if arch.sms is None or not tiles:
         return 1, ""
     splits = min(arch.sms // tiles, n_blocks // _MIN_SPLIT_BLOCKS, _MAX_SPLITS)
     if splits < 2:

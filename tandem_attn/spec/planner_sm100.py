@@ -10,6 +10,7 @@ from tandem_attn.spec.arch import Arch
 from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.planner_rules import (
+    ALL_THAT_FIT,
     BARRIER_BYTES,
     SMEM_ALIGN,
     Choice,
@@ -42,7 +43,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
         return None
     stats = 2 * q_stages * tile_m * _F32  # alpha, then the row sum, from softmax to correction
     fixed = q_stages * (q_bytes + (o_bytes if own_o else 0)) + stats + BARRIER_BYTES
-    stages = point.get("kv_stages") or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
+    stages = point["kv_stages"] or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
     if stages < 2:
         raise too_large(arch, fixed + k_bytes + v_bytes)
     smem = forward_smem(q_stages, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
@@ -187,7 +188,14 @@ def _backward_remarks(problem: Problem, plan: Plan) -> list[Choice]:
 
 
 FORWARD = Grid(
-    axes={"tile_m": (128,), "tile_n": (128, 64), "q_stages": (2, 1), "cta_group": (2, 1), "o_over_q": (False, True)},
+    axes={
+        "tile_m": (128,),
+        "tile_n": (128, 64),
+        "q_stages": (2, 1),
+        "cta_group": (2, 1),
+        "o_over_q": (False, True),
+        "kv_stages": (ALL_THAT_FIT,),
+    },
     build=_forward,
     remarks=_forward_remarks,
     criteria=(

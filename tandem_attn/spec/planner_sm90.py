@@ -7,6 +7,7 @@ from typing import Any
 from tandem_attn.spec.arch import Arch
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.planner_rules import (
+    ALL_THAT_FIT,
     BARRIER_BYTES,
     SMEM_ALIGN,
     Choice,
@@ -47,7 +48,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     fixed = consumers * (q_bytes + (o_bytes if own_o else 0)) + BARRIER_BYTES
     if not own_o and o_bytes > q_bytes:
         return None
-    stages = point.get("kv_stages") or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
+    stages = point["kv_stages"] or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
     if stages < 2:
         raise too_large(arch, fixed + k_bytes + v_bytes)
     smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
@@ -101,7 +102,14 @@ def _backward_remarks(problem: Problem, plan: Plan) -> list[Choice]:  # noqa: AR
 
 
 FORWARD = Grid(
-    axes={"tile_m": (64,), "tile_n": (128, 64), "q_stages": (3, 2, 1), "intra_overlap": (True, False), "o_over_q": (False, True)},
+    axes={
+        "tile_m": (64,),
+        "tile_n": (128, 64),
+        "q_stages": (3, 2, 1),
+        "intra_overlap": (True, False),
+        "o_over_q": (False, True),
+        "kv_stages": (ALL_THAT_FIT,),
+    },
     build=_forward,
     remarks=_forward_remarks,
     criteria=(
