@@ -67,7 +67,7 @@ def plan(problem: Problem, arch: Arch | str, **overrides: Any) -> Planned:
 def choose(candidates: Sequence[Plan], criteria: Iterable[Criterion]) -> tuple[Plan, list[str]]:
     """The candidate that is best by the first criterion that tells them apart, then the next, and the sentences of those that did."""
     left = list(candidates)
-    reasons = [f"{len(left)} tilings fit the chip"]
+    reasons = ["one tiling fits the chip" if len(left) == 1 else f"{len(left)} tilings fit the chip"]
     for criterion in criteria:
         best = min(criterion.cost(candidate) for candidate in left)
         kept = [candidate for candidate in left if criterion.cost(candidate) == best]

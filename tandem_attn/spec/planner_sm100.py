@@ -24,7 +24,7 @@ from tandem_attn.spec.planner_rules import (
     uneven,
 )
 from tandem_attn.spec.problem import Problem
-from tandem_attn.spec.resources import Packer, Role, chunks
+from tandem_attn.spec.resources import Packer, Region, Role, chunks
 
 _F32 = 4
 _PAIR_HEAD_DIM = 128  # from here on a CTA pair pays: below, K and V tiles are small and the exponential decides alone
@@ -64,7 +64,7 @@ def _pair_objection(problem: Problem, rows: int) -> str:
     return "" if problem.seqlen_q > rows else "one CTA covers all queries"
 
 
-def _forward_tmem(q_stages: int, tile_n: int, dv: int, element_bytes: int) -> tuple[Any, ...]:
+def _forward_tmem(q_stages: int, tile_n: int, dv: int, element_bytes: int) -> tuple[Region, ...]:
     """Two S tiles and an O tile for each query tile. With one query tile the two S tiles take turns. P lies over the end of its S."""
     tmem = Packer(16)
     for i in range(2):
@@ -99,19 +99,25 @@ def _exp2(problem: Problem, arch: Arch) -> Exp2Split:
 
 
 def _backward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:  # noqa: ARG001
-    tile_m, tile_n, pair = point["tile_m"], point["tile_n"], point["cta_group"]
-    q_stages, do_stages = point["q_stages"], point["do_stages"]
-    if pair == 2 and _backward_pair_objection(problem, tile_n):
-        return None
+    tile_m, pair, tight = point["tile_m"], point["cta_group"], point["tight"]
     d, dv, e = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v)), problem.element_bytes
-    tmem = _backward_tmem(tile_m, tile_n, d, dv, pair)
-    smem = _backward_smem(point, d, dv, e)
+    fits_alone = max(d, dv) <= _PAIR_HEAD_DIM
+    if pair == 1:
+        if tight:
+            return None
+        tmem = _alone_tmem(tile_m, d, dv)
+        smem = _alone_smem(point, d, dv, e)
+    else:
+        if fits_alone and (tight or _backward_pair_objection(problem, point["tile_n"])):
+            return None
+        tmem = _tight_pair_tmem(tile_m, d, dv) if tight else _pair_tmem(tile_m, d, dv)
+        smem = _pair_smem(point, d, dv, e, tight=tight)
     registers = (152, 136, 88) if pair == 1 else (136, 136, 104)  # public FA4 kernels; each sums to 65,536
     roles = [Role("reduce", 4, registers[0]), Role("compute", 8, registers[1]), Role("mma", 1, registers[2]), Role("load", 1, registers[2])]
     if pair == 2:
         roles.append(Role("relay", 1, registers[2]))
-    stages = {"q_stages": q_stages, "do_stages": do_stages, "kv_stages": 2}
-    return Plan(**{**base, **point, **stages, "roles": tuple(roles), "smem": smem, "tmem": tmem})
+    fields = {name: value for name, value in point.items() if name != "tight"}
+    return Plan(**{**base, **fields, "kv_stages": 2, "roles": tuple(roles), "smem": smem, "tmem": tmem})
 
 
 def _backward_pair_objection(problem: Problem, tile_n: int) -> str:
@@ -124,40 +130,85 @@ def _backward_pair_objection(problem: Problem, tile_n: int) -> str:
     return "" if problem.seqlen_k > tile_n else "one CTA covers all keys"
 
 
-def _backward_tmem(tile_m: int, tile_n: int, d: int, dv: int, pair: int) -> tuple[Any, ...]:
-    """Transposed products: S^T and dP^T have keys as lanes and queries as columns; P and dS (16 bits) lie over the start of theirs."""
-    del tile_n  # lanes
+# Tensor memory of the backward. Products are transposed: S^T and dP^T have keys as lanes and queries as columns. P and dS have 16 bits.
+
+
+def _alone_tmem(tile_m: int, d: int, dv: int) -> tuple[Region, ...]:
     tmem = Packer(16)
     tmem.add("S", tile_m)
     tmem.add("dV", dv)
-    tmem.add("dP", tile_m if pair == 2 else max(tile_m, d))
+    tmem.add("dP", max(tile_m, d))
     tmem.add("dK", d)
     tmem.over("P", tile_m // 2, "S")
     tmem.over("dS", tile_m // 2, "dP")
-    if pair == 1:
-        tmem.over("dQ", d, "dP")  # after dS was read by the dK product
-    else:
-        tmem.over("dQ", d // 2, "S", tile_m // 2)  # 64 queries of the pair's 128: half the columns
+    tmem.over("dQ", d, "dP")  # after the dK product has read dS
     return tmem.regions
 
 
-def _backward_smem(point: dict[str, Any], d: int, dv: int, e: int) -> tuple[Any, ...]:
-    tile_m, tile_n, pair = point["tile_m"], point["tile_n"], point["cta_group"]
+def _pair_tmem(tile_m: int, d: int, dv: int) -> tuple[Region, ...]:
+    tmem = Packer(16)
+    tmem.add("S", tile_m)
+    tmem.add("dV", dv)
+    tmem.add("dP", tile_m)
+    tmem.add("dK", d)
+    tmem.over("P", tile_m // 2, "S")
+    tmem.over("dS", tile_m // 2, "dP")
+    tmem.over("dQ", d // 2, "S", tile_m // 2)  # 64 queries of the pair's 128: half the columns
+    return tmem.regions
+
+
+def _tight_pair_tmem(tile_m: int, d: int, dv: int) -> tuple[Region, ...]:
+    """For large head dimensions: dP starts in the second half of S, which must have been read into registers before."""
+    tmem = Packer(16)
+    tmem.add("dV", dv)
+    tmem.add("dK", d)
+    tmem.add("S", tile_m)
+    tmem.over("P", tile_m // 2, "S")
+    tmem.over("dP", tile_m, "S", tile_m // 2)
+    tmem.over("dS", tile_m // 2, "dP")
+    tmem.over("dQ", d // 2, "dP", tile_m - d // 2)  # after the dK product has read dS
+    return tmem.regions
+
+
+def _alone_smem(point: dict[str, Any], d: int, dv: int, e: int) -> tuple[Region, ...]:
+    tile_m, tile_n = point["tile_m"], point["tile_n"]
     smem = Packer(SMEM_ALIGN)
     smem.add("K", tile_n * d * e)
     smem.add("V", tile_n * dv * e)
-    if pair == 2:
-        smem.add("K of the pair", 2 * tile_n * d // 2 * e)  # operand B of dQ: all keys of the pair, half of the columns
-    smem.add("Q ring", point["q_stages"] * tile_m * d * e // pair)
-    smem.add("dO ring", point["do_stages"] * tile_m * dv * e // pair)
-    if pair == 2:
-        smem.add("Q transposed", tile_m * d * e // 2)  # operand B is halved along other axes for dK and dV
-        smem.add("dO transposed", tile_m * dv * e // 2)
+    smem.add("Q ring", point["q_stages"] * tile_m * d * e)
+    smem.add("dO ring", point["do_stages"] * tile_m * dv * e)
     smem.add("dS", tile_m * tile_n * e)
-    if pair == 2:
-        smem.add("dS outgoing", tile_m * tile_n * e // 2)  # to the peer, through distributed shared memory
-    smem.add("dQ", _DQ_STAGES * tile_m // pair * _DQ_COLUMNS * _F32)
-    smem.add("LSE and delta", (point["q_stages"] + point["do_stages"]) * tile_m * _F32)
+    smem.add("dQ", _DQ_STAGES * tile_m * _DQ_COLUMNS * _F32)
+    return _with_statistics(smem, point)
+
+
+def _pair_smem(point: dict[str, Any], d: int, dv: int, e: int, *, tight: bool) -> tuple[Region, ...]:
+    """Each CTA holds half of every operand B. Q and dO are operand B of two products each, halved along queries and along the head
+    dimension.
+    """
+    tile_m, tile_n = point["tile_m"], point["tile_n"]
+    smem = Packer(SMEM_ALIGN)
+    smem.add("K", tile_n * d * e)
+    smem.add("V", tile_n * dv * e)
+    smem.add("K of the pair", tile_n * d * e)  # operand B of dQ: the keys of both CTAs, half of the head dimension
+    q_bytes, do_bytes, dq_bytes = tile_m * d * e // 2, tile_m * dv * e // 2, _DQ_STAGES * tile_m // 2 * _DQ_COLUMNS * _F32
+    smem.add("Q ring", point["q_stages"] * q_bytes)
+    smem.add("dO ring", point["do_stages"] * do_bytes)
+    smem.add("dS", tile_m * tile_n * e)
+    smem.add("dS outgoing", tile_m * tile_n * e // 2)  # to the peer, through distributed shared memory
+    if tight:  # loaded one after the other into the same place
+        smem.over("Q transposed", q_bytes, "Q ring")
+        smem.over("dO transposed", do_bytes, "dO ring")
+        smem.over("dQ", dq_bytes, "dS outgoing")
+    else:
+        smem.add("Q transposed", q_bytes)
+        smem.add("dO transposed", do_bytes)
+        smem.add("dQ", dq_bytes)
+    return _with_statistics(smem, point)
+
+
+def _with_statistics(smem: Packer, point: dict[str, Any]) -> tuple[Region, ...]:
+    smem.add("LSE and delta", (point["q_stages"] + point["do_stages"]) * point["tile_m"] * _F32)
     smem.add("barriers", BARRIER_BYTES)
     return smem.regions
 
@@ -182,6 +233,8 @@ def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:
 
 def _backward_remarks(problem: Problem, plan: Plan) -> list[Choice]:
     remarks = [("exp2", "exp2 on MUFU only: five products a tile leave it ample time")]
+    if any(region.name == "dP" and region.overlaps for region in plan.tmem):
+        remarks.append(("cta_group", "a CTA pair whose dP starts in the second half of S: S, dP, dK and dV exceed 512 columns otherwise"))
     if plan.cta_group == 1:
         remarks.append(("cta_group", f"one CTA a tile: {_backward_pair_objection(problem, plan.tile_n) or 'a pair does not fit'}"))
     return remarks
@@ -211,12 +264,12 @@ FORWARD = Grid(
     nearest="head_dim and head_dim_v up to 256",
 )
 BACKWARD = Grid(
-    axes={"tile_m": (128,), "tile_n": (128,), "q_stages": (2, 1), "do_stages": (1,), "cta_group": (2, 1)},
+    axes={"tile_m": (128,), "tile_n": (128,), "q_stages": (2, 1), "do_stages": (1,), "cta_group": (2, 1), "tight": (False, True)},
     build=_backward,
     remarks=_backward_remarks,
     criteria=(
         Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair: half of each operand B and half of the dQ additions in each CTA"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} Q stages: all that fit"),
     ),
-    nearest="head_dim and head_dim_v up to 128 (S, dP, dK, dV and dQ share 512 columns), or a Hopper chip",
+    nearest="head_dim + head_dim_v up to 320 (dK, dV, S and dP share 512 columns), or a Hopper chip",
 )
