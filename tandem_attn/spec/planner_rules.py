@@ -40,8 +40,8 @@ class Grid:
 
     axes: dict[str, tuple[Any, ...]]
     build: Callable[..., Plan | None]
-    remarks: Callable[[Problem, Plan], list[Choice]]  # reasons of fields that ``build`` sets without alternatives
-    criteria: tuple[Criterion, ...]
+    criteria: Callable[[Problem], tuple[Criterion, ...]]
+    remarks: Callable[[Plan], list[Choice]]  # reasons of fields that ``build`` sets without alternatives
     nearest: str
 
 
@@ -107,20 +107,18 @@ def uneven(problem: Problem) -> str:
     return ""
 
 
-def rules(problem: Problem, arch: Arch, best: Plan) -> tuple[dict[str, Any], list[Choice]]:
-    """Fields chosen after the tiling, and their reasons."""
-    chosen: dict[str, Any] = {}
-    why: list[Choice] = []
-    if best.direction == FORWARD:
-        chosen["pack_gqa"], sentence = _pack_gqa(problem, best)
-        why.append(("pack_gqa", sentence))
-        best = best.with_(pack_gqa=chosen["pack_gqa"])
-        chosen["num_splits"], sentence = _num_splits(problem, arch, best)
-        why.append(("num_splits", sentence))
-        best = best.with_(num_splits=chosen["num_splits"])
-    chosen["schedule"], sentence = _schedule(problem, arch, best)
-    why.append(("schedule", sentence))
-    return chosen, [choice for choice in why if choice[1]]
+def rules(problem: Problem, arch: Arch, plan: Plan, fixed: frozenset[str]) -> tuple[Plan, list[str]]:
+    """Completes a plan whose tiling is chosen; fields in ``fixed`` stay as they are. Returns it with the reasons."""
+    steps = {"pack_gqa": _pack_gqa, "num_splits": _num_splits, "schedule": _schedule}
+    if plan.direction == BACKWARD:
+        steps = {"schedule": _schedule}
+    reasons = []
+    for field, step in steps.items():
+        if field not in fixed:
+            value, reason = step(problem, arch, plan)
+            plan = plan.with_(**{field: value})
+            reasons += [reason] if reason else []
+    return plan, reasons
 
 
 def _tiles(problem: Problem, plan: Plan, pack: int) -> int:
@@ -128,7 +126,7 @@ def _tiles(problem: Problem, plan: Plan, pack: int) -> int:
     return problem.batch * (problem.heads // pack) * -(-problem.seqlen_q * pack // rows)
 
 
-def _pack_gqa(problem: Problem, plan: Plan) -> tuple[int, str]:
+def _pack_gqa(problem: Problem, arch: Arch, plan: Plan) -> tuple[int, str]:  # noqa: ARG001
     ratio = problem.heads_per_kv
     packed, apart = _tiles(problem, plan, ratio), _tiles(problem, plan, 1)
     if ratio == 1 or packed >= apart:

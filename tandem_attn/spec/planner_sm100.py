@@ -17,6 +17,7 @@ from tandem_attn.spec.planner_rules import (
     Criterion,
     Grid,
     exp2_remark,
+    fewest_idle_tiles,
     forward_smem,
     kv_stages_that_fit,
     p_parts,
@@ -33,8 +34,6 @@ _DQ_COLUMNS, _DQ_STAGES = 32, 2  # dQ leaves tensor memory in slices of 32 colum
 
 def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:
     tile_m, tile_n, q_stages, pair = point["tile_m"], point["tile_n"], point["q_stages"], point["cta_group"]
-    if pair == 2 and _pair_objection(problem, tile_m * q_stages):
-        return None
     d, dv, e = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v)), problem.element_bytes
     q_bytes, o_bytes = tile_m * d * e, tile_m * dv * e
     k_bytes, v_bytes = tile_n * d * e // pair, tile_n * dv * e // pair  # each CTA of a pair holds half of operand B
@@ -101,15 +100,11 @@ def _exp2(problem: Problem, arch: Arch) -> Exp2Split:
 def _backward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:  # noqa: ARG001
     tile_m, pair, tight = point["tile_m"], point["cta_group"], point["tight"]
     d, dv, e = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v)), problem.element_bytes
-    fits_alone = max(d, dv) <= _PAIR_HEAD_DIM
+    if pair == 1 and tight:
+        return None
     if pair == 1:
-        if tight:
-            return None
-        tmem = _alone_tmem(tile_m, d, dv)
-        smem = _alone_smem(point, d, dv, e)
+        tmem, smem = _alone_tmem(tile_m, d, dv), _alone_smem(point, d, dv, e)
     else:
-        if fits_alone and (tight or _backward_pair_objection(problem, point["tile_n"])):
-            return None
         tmem = _tight_pair_tmem(tile_m, d, dv) if tight else _pair_tmem(tile_m, d, dv)
         smem = _pair_smem(point, d, dv, e, tight=tight)
     registers = (152, 136, 88) if pair == 1 else (136, 136, 104)  # public FA4 kernels; each sums to 65,536
@@ -217,12 +212,30 @@ def _o_over_q(plan: Plan) -> bool:
     return any(region.name == "O0" and region.overlaps for region in plan.smem)
 
 
-def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:
-    remarks = []
-    if plan.cta_group == 1:
-        objection = _pair_objection(problem, plan.rows_per_cta)
-        remarks.append(("cta_group", f"one CTA a tile: {objection or 'a pair does not fit'}"))
-    remarks += [
+def _tight(plan: Plan) -> bool:
+    return any(region.name == "dP" and region.overlaps for region in plan.tmem)
+
+
+def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
+    return (
+        fewest_idle_tiles(problem),
+        Criterion(
+            lambda p: -p.q_stages, lambda p: f"{p.q_stages} query tiles of {p.tile_m} rows: one's softmax runs under the other's MMA"
+        ),
+        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
+        Criterion(
+            lambda p: p.cta_group == 2 and bool(_pair_objection(problem, p.rows_per_cta)),
+            lambda p: f"one CTA a tile: {_pair_objection(problem, p.rows_per_cta)}",
+        ),
+        Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair shares K and V: half the shared memory and traffic for them in each"),
+        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
+        Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
+        Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
+    )
+
+
+def _forward_remarks(plan: Plan) -> list[Choice]:
+    remarks = [
         exp2_remark(plan),
         ("rescale_rows", f"O is rescaled by a warp only when one of its row maxima grew by more than 2^{plan.rescale_threshold:g}"),
     ]
@@ -231,12 +244,22 @@ def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:
     return remarks
 
 
-def _backward_remarks(problem: Problem, plan: Plan) -> list[Choice]:
+def _backward_criteria(problem: Problem) -> tuple[Criterion, ...]:
+    return (
+        Criterion(
+            lambda p: p.cta_group == 2 and bool(_backward_pair_objection(problem, p.tile_n)),
+            lambda p: f"one CTA a tile: {_backward_pair_objection(problem, p.tile_n)}",
+        ),
+        Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair: half of each operand B and half of the dQ additions in each CTA"),
+        Criterion(_tight, lambda _: "S and dP lie apart in tensor memory: dP need not wait until S is read"),
+        Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} Q stages: all that fit"),
+    )
+
+
+def _backward_remarks(plan: Plan) -> list[Choice]:
     remarks = [("exp2", "exp2 on MUFU only: five products a tile leave it ample time")]
-    if any(region.name == "dP" and region.overlaps for region in plan.tmem):
-        remarks.append(("cta_group", "a CTA pair whose dP starts in the second half of S: S, dP, dK and dV exceed 512 columns otherwise"))
-    if plan.cta_group == 1:
-        remarks.append(("cta_group", f"one CTA a tile: {_backward_pair_objection(problem, plan.tile_n) or 'a pair does not fit'}"))
+    if _tight(plan):
+        remarks.append(("tmem", "a CTA pair whose dP starts in the second half of S: S, dP, dK and dV exceed 512 columns otherwise"))
     return remarks
 
 
@@ -250,26 +273,14 @@ FORWARD = Grid(
         "kv_stages": (ALL_THAT_FIT,),
     },
     build=_forward,
+    criteria=_forward_criteria,
     remarks=_forward_remarks,
-    criteria=(
-        Criterion(
-            lambda p: -p.q_stages, lambda p: f"{p.q_stages} query tiles of {p.tile_m} rows: one's softmax runs under the other's MMA"
-        ),
-        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
-        Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair shares K and V: half the shared memory and traffic for them in each"),
-        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
-        Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
-        Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
-    ),
     nearest="head_dim and head_dim_v up to 256",
 )
 BACKWARD = Grid(
     axes={"tile_m": (128,), "tile_n": (128,), "q_stages": (2, 1), "do_stages": (1,), "cta_group": (2, 1), "tight": (False, True)},
     build=_backward,
+    criteria=_backward_criteria,
     remarks=_backward_remarks,
-    criteria=(
-        Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair: half of each operand B and half of the dQ additions in each CTA"),
-        Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} Q stages: all that fit"),
-    ),
     nearest="head_dim + head_dim_v up to 320 (dK, dV, S and dP share 512 columns), or a Hopper chip",
 )

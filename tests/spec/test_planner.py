@@ -178,6 +178,11 @@ def test_overrides_are_kept_and_said() -> None:
     assert not any("static persistent" in reason for reason in got.reasons)
     assert plan(problem(seqlen_q=1), "B200", q_stages=2).plan.q_stages == 2
     assert plan(problem(), "B200", kv_stages=4).plan.kv_stages == 4
+    for direction in ("forward", "backward"):
+        pair = plan(problem(64, mask=Causal(), deterministic=True), "B200", direction=direction, cta_group=2).plan
+        assert pair.cta_group == 2, "an objection to pairs is a preference, not a limit"
+    apart = plan(problem(seqlen_q=1, heads_kv=4), "H200", pack_gqa=1)
+    assert apart.plan.pack_gqa == 1 and apart.plan.num_splits > plan(problem(seqlen_q=1, heads_kv=4), "H200", num_splits=1).plan.num_splits
 
 
 @pytest.mark.parametrize(
@@ -192,6 +197,7 @@ def test_overrides_are_kept_and_said() -> None:
         ({"direction": "up"}, "direction must be 'forward' or 'backward', got 'up'"),
         ({"kv_stages": 40}, "fits the overrides kv_stages=40: smem"),
         ({"q_stages": 3}, "fits the overrides q_stages=3: "),
+        ({"direction": "backward", "cta_group": 1, "do_stages": 40}, "fits the overrides cta_group=1, do_stages=40: smem"),
     ],
 )
 def test_overrides_are_checked(overrides: dict[str, Any], message: str) -> None:
