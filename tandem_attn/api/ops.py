@@ -150,6 +150,15 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> Any:  # noqa: ARG001
     )
 
 
+def check_append(k: Tensor, k_cache: Tensor, cache_seqlens: Tensor, page_table: Tensor, arguments: tuple[Any, ...]) -> None:
+    """Raises what the call that follows an append would raise, before anything is written. Compiled code checks while it runs."""
+    if torch.compiler.is_compiling():
+        return
+    values.check_append(cache_seqlens, page_table, k, k_cache)
+    problem, _ = _read(arguments)
+    backends.choose(problem, arguments[-1])
+
+
 def _append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, page_table: Tensor) -> None:
     """Writes k, v (B, new, Hkv, D) behind each sequence's ``cache_seqlens``.
 
