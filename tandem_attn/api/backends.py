@@ -17,26 +17,7 @@ from tandem_attn.reference import sdpa, tiled
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Gradients, Inputs
 from tandem_attn.spec.plan import Plan
-
-try:
-    from tandem_attn.spec.planner import plan as make_plan
-except ImportError:
-
-    def make_plan(problem, arch):
-        from types import SimpleNamespace as N
-
-        return N(
-            plan=Plan(
-                arch="CPU",
-                direction="forward",
-                dtype=problem.dtype,
-                head_dim=problem.head_dim,
-                head_dim_v=problem.head_dim_v,
-                rescale_rows=32,
-            )
-        )
-
-
+from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
 AUTO = "auto"
@@ -46,13 +27,13 @@ AUTO = "auto"
 class Backend:
     """Anything that takes (Problem, Plan, tensors).
 
-    ``missing`` names what a problem asks for that the backend lacks, or is None. ``plan`` decides how.
+    ``missing`` names what a problem asks for that the backend lacks, or is None. ``plan`` decides how, for a direction of ``spec.plan``.
     """
 
     name: str
     summary: str
     missing: Callable[[Problem], str | None]
-    plan: Callable[[Problem], Plan]
+    plan: Callable[[Problem, str], Plan]
     forward: Callable[[Problem, Plan, Inputs], tuple[Tensor, Tensor]]
     backward: Callable[[Problem, Plan, Inputs, Tensor, Tensor, Tensor, Tensor | None], Gradients]
 
@@ -70,8 +51,8 @@ class Support:
 
 
 @functools.lru_cache(maxsize=1024)
-def _host_plan(problem: Problem) -> Plan:
-    return make_plan(problem, "CPU").plan
+def _host_plan(problem: Problem, direction: str) -> Plan:
+    return make_plan(problem, "CPU", direction=direction).plan
 
 
 def _nothing_missing(problem: Problem) -> str | None:  # noqa: ARG001

@@ -361,10 +361,13 @@ def _predicate(fn: PredicateFn) -> Predicate:
 _pinned: list[Predicate] = []  # compiled code may run as long as the process does
 
 
-@torch.compiler.assume_constant_result
 def _pinned_code(fn: PredicateFn) -> str:
     _pinned.append(Predicate(fn))
     return _pinned[-1].code
+
+
+# All that torch.compiler.assume_constant_result does, whose call would import the compiler (a second) with this module.
+_pinned_code._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _ids(ids: Any, q: Tensor) -> Tensor:

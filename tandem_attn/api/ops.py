@@ -18,6 +18,7 @@ from tandem_attn.reference.numerics import accumulator_dtype
 from tandem_attn.spec import masks
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Inputs
+from tandem_attn.spec.plan import BACKWARD, FORWARD
 from tandem_attn.spec.problem import Problem
 
 _SCHEMA = (
@@ -81,7 +82,7 @@ def _problem(inputs: Inputs, named: dict[str, Any]) -> Problem:
 def _attention(*args: Any) -> tuple[Tensor, Tensor]:
     problem, inputs = _read(args)
     backend = backends.choose(problem, args[-1])
-    return backend.forward(problem, backend.plan(problem), inputs)
+    return backend.forward(problem, backend.plan(problem, FORWARD), inputs)
 
 
 def _attention_fake(*args: Any) -> tuple[Tensor, Tensor]:
@@ -94,7 +95,7 @@ def _attention_fake(*args: Any) -> tuple[Tensor, Tensor]:
 def _attention_backward(grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     problem, inputs = _read(args)
     backend = backends.choose(problem, args[-1])
-    grads = backend.backward(problem, backend.plan(problem), inputs, out, lse, grad_out, grad_lse)
+    grads = backend.backward(problem, backend.plan(problem, BACKWARD), inputs, out, lse, grad_out, grad_lse)
     return tuple(_gradient(getattr(inputs, name), getattr(grads, name), inputs.q) for name in _DIFFERENTIABLE)
 
 
