@@ -175,7 +175,7 @@ def flag(name: str, x: object) -> bool:
 def number(name: str, x: Any) -> float:
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(x).__name__}")
-    if not math.isfinite(x):
+    if not abs(x) < math.inf:  # a comparison, which torch.compile traces with dynamic numbers too; false for NaN
         raise ValueError(f"{name} must be finite, got {x}")
     return float(x)
 

@@ -112,6 +112,8 @@ def _attention_backward_fake(grad_out: Tensor, grad_lse: Tensor | None, out: Ten
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
+    if not inputs[ARGUMENTS.index("return_lse")]:
+        ctx.mark_non_differentiable(output[1])  # nobody sees it; a backend may lack its gradient
     ctx.is_tensor = tuple(isinstance(x, Tensor) for x in inputs)
     position = ARGUMENTS.index("mask_tensors")
     ctx.mask_tensors = len(inputs[position])
