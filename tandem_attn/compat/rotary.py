@@ -31,8 +31,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: Tensor, *, interleaved: b
         x: (B, S, heads, D).
         cos: (positions, R / 2).
         sin: (positions, R / 2).
-        first: (B,) integers, position of each sequence's first token. A position outside the tables takes the nearest row: new keys there do
-            not fit into the cache, and the cache call refuses or drops them.
+        first: (B,) integers, position of each sequence's first token. A position outside the tables takes the nearest row: new keys there
+            do not fit into the cache, and the cache call refuses or drops them.
         interleaved: pairs (0, 1), (2, 3), ...; False: (0, R / 2), (1, R / 2 + 1), ...
         same_position: every token stands at ``first``.
     """

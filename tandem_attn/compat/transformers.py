@@ -102,8 +102,8 @@ def attention_forward(
         query: (B, H, Sq, D).
         key: (B, Hkv, Sk, D).
         value: (B, Hkv, Sk, Dv).
-        attention_mask: (B or 1, H or 1, Sq or 1, >= Sk), boolean (True takes part) or additive. None: causal when ``is_causal``, the queries
-            being the first tokens of the keys (a static cache has empty places behind them); a single query sees all keys.
+        attention_mask: (B or 1, H or 1, Sq or 1, >= Sk), boolean (True takes part) or additive. None: causal when ``is_causal``, the
+            queries being the first tokens of the keys (a static cache has empty places behind them); a single query sees all keys.
         dropout: must be 0.
         scaling: factor of the logits; default 1 / sqrt(D).
         is_causal: see ``attention_mask``.
@@ -112,8 +112,8 @@ def attention_forward(
         s_aux: (H,) a logit that joins each row's softmax without a value (attention sink).
         position_bias: (B or 1, H or 1, Sq or 1, Sk or 1), added to the logits.
         backend: a name of ``tandem_attn.backends()``.
-        kwargs: ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q``, ``max_length_k`` describe sequences packed in one row, which do not see
-            each other. What else models pass is not about the result.
+        kwargs: ``cu_seq_lens_q``, ``cu_seq_lens_k``, ``max_length_q``, ``max_length_k`` describe sequences packed in one row, which do not
+            see each other. What else models pass is not about the result.
 
     Returns:
         O (B, Sq, H, Dv) and None: attention weights are never formed.
@@ -136,7 +136,7 @@ def attention_forward(
     if causal:  # the places behind the queries are hidden anyway
         k, v = k[:, : q.shape[1]], v[:, : q.shape[1]]
         bias = bias if bias is None or bias.shape[3] == 1 else bias[..., : k.shape[1]]
-    mask = Causal(TOP_LEFT) if causal else Full()
+    mask: Mask = Causal(TOP_LEFT) if causal else Full()
     if is_packed:
         mask = mask & _documents(kwargs, q.shape[1], k.shape[1])
     out = errors.call(attention, _NAMES, q, k, v, mask=mask, bias=bias, **options)

@@ -24,7 +24,7 @@ def naive(
 
 
 def window_matrix(seqlen_q: int, seqlen_k: int, window: tuple[int, int] = (-1, -1), causal: bool = False) -> Tensor:
-    """FlashAttention-2's mask by its documentation: keys i + Sk - Sq - left to i + Sk - Sq + right; -1 is infinite; causal sets right to 0."""
+    """FlashAttention-2's mask as documented: keys i + Sk - Sq - left to i + Sk - Sq + right; -1 is infinite; causal sets right to 0."""
     distance = torch.arange(seqlen_k)[None] - (torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q)
     left, right = window[0], 0 if causal else window[1]
     seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)

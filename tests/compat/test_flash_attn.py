@@ -11,7 +11,10 @@ from torch import Tensor
 
 from tandem_attn.compat import flash_attn as fa
 
-COMMON = "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False"
+COMMON = (
+    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, "
+    "return_attn_probs=False"
+)
 LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
 SIGNATURES = {  # flash-attn 2.8, flash_attn/flash_attn_interface.py
     "flash_attn_func": f"q, k, v, {COMMON}",
@@ -20,9 +23,9 @@ SIGNATURES = {  # flash-attn 2.8, flash_attn/flash_attn_interface.py
     "flash_attn_varlen_func": f"q, k, v, {LENGTHS}, {COMMON}, block_table=None",
     "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {COMMON}",
     "flash_attn_varlen_kvpacked_func": f"q, kv, {LENGTHS}, {COMMON}",
-    "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, "
-    "cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, "
-    "num_splits=0, return_softmax_lse=False",
+    "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
+    "cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+    "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False",
 }
 WINDOWS = [(-1, -1), (-1, 0), (3, -1), (-1, 2), (0, 0), (2, 3), (100, 100)]
 

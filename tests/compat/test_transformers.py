@@ -252,11 +252,11 @@ def test_wrong_calls(options: dict[str, Any], error: type[Exception], message: s
 
 
 def test_registration_arguments() -> None:
-    with pytest.raises(ValueError, match="^backend must be one of"):
+    with pytest.raises(ValueError, match=r"^backend must be one of"):
         compat.register(backend="fast")
-    with pytest.raises(ValueError, match="^name must not be empty"):
+    with pytest.raises(ValueError, match=r"^name must not be empty"):
         compat.register(name="")
-    with pytest.raises(TypeError, match="^name must be a str"):
+    with pytest.raises(TypeError, match=r"^name must be a str"):
         compat.register(name=None)  # type: ignore[arg-type]
     compat.register(name="tandem_reference", backend="reference")
     model = build("Llama", "ForCausalLM", **SIZES)
@@ -278,5 +278,6 @@ def test_wrong_version_names_both(monkeypatch: pytest.MonkeyPatch, found: str | 
 
 
 def test_importing_tandem_loads_no_transformers() -> None:
-    code = "import sys, tandem_attn.compat.transformers, tandem_attn.compat.flash_attn, tandem_attn.compat.sdpa; print('transformers' in sys.modules)"
+    modules = ", ".join(f"tandem_attn.compat.{name}" for name in ("transformers", "flash_attn", "sdpa"))
+    code = f"import sys, {modules}; print('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"

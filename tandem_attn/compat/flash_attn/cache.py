@@ -45,15 +45,15 @@ def flash_attn_with_kvcache(
         k: (B, new, Hkv, D), written into the cache in place behind ``cache_seqlens``, then attended to.
         v: (B, new, Hkv, Dv), likewise; both or neither.
         rotary_cos: (positions, R / 2) in q's dtype, with at least as many positions as a sequence has room for. Needs ``k``, and rotates it
-            at the positions cache_seqlens, cache_seqlens + 1, ...; q likewise with a causal mask or a window, otherwise all of q at position
-            cache_seqlens.
+            at the positions cache_seqlens, cache_seqlens + 1, ...; q likewise with a causal mask or a window, otherwise all of q at
+            position cache_seqlens.
         rotary_sin: likewise; both or neither.
         cache_seqlens: (B,) int32 or an int: keys each sequence has in the cache before ``k``. Default: the whole cache.
         cache_batch_idx: (B,) int32, the cache row of each sequence. Not with ``block_table``.
         cache_leftpad: (B,) int32, keys at the start of the cache that are not part of the sequence.
         block_table: (B, pages of a sequence) int32: key j of sequence b lies in page block_table[b, j // page_size].
-        softmax_scale, causal, window_size, softcap, alibi_slopes: as ``flash_attn_func``; Sk is a sequence's length after appending, less its
-            leftpad.
+        softmax_scale, causal, window_size, softcap, alibi_slopes: as ``flash_attn_func``; Sk is a sequence's length after appending, less
+            its leftpad.
         rotary_interleaved: rotate the pairs of dimensions (0, 1), (2, 3), ...; False: (0, R / 2), (1, R / 2 + 1), ...
         num_splits: accepted and without effect on results; backends split the keys as they see fit.
         return_softmax_lse: return (O, LSE).
