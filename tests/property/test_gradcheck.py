@@ -20,7 +20,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     **{f"bias-{letters}": {"bias": letters} for letters in ("bhqk", "1hqk", "b1qk", "bh1k", "bhq1", "1111", "11qk", "b111")},
     **{f"mask-{name}": {"mask": name} for name in MASKS},
     "packed": {"layout": "packed", "lengths_q": (3, 2), "lengths_k": (2, 4), "tail_q": 1, "tail_k": 1, "mask": "causal"},
-    "packed-all": {"layout": "packed", "batch": 3, "lengths_q": (3, 0, 2), "lengths_k": (2, 3, 4), "mask": "causal", "sink": True, "alibi": 2,
+    "packed-all": {"layout": "packed", "batch": 3, "lengths_q": (3, 0, 2), "lengths_k": (2, 3, 4),
+                   "mask": "causal", "sink": True, "alibi": 2,
                    "bias": "bhqk", "softcap": 2.0},
     "all": {"mask": "window|prefix", "sink": True, "alibi": 2, "bias": "bhqk", "softcap": 2.0, "head_dim_v": 2, "heads": 4, "heads_kv": 2},
 }  # fmt: skip

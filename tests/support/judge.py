@@ -40,7 +40,7 @@ def expected(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str
 def check(case: Case, backend: str, roundings: float = 0.0) -> None:
     """Fails with the worst element of every result that breaks the contract's accuracy rule.
 
-    ``roundings`` of a summand, in the case's dtype, are allowed besides: with a few elements the plain computation's error is a matter of luck.
+    ``roundings`` of a summand, in the case's dtype, are allowed besides: with few elements the plain computation's error is luck.
     """
     call = build(case)
     with nan_filled_memory():
