@@ -50,7 +50,6 @@ class Support:
         return self.ok
 
 
-@functools.lru_cache(maxsize=1024)
 def _host_plan(problem: Problem, direction: str) -> Plan:
     return make_plan(problem, "CPU", direction=direction).plan
 

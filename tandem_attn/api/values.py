@@ -1,7 +1,4 @@
-"""Checks of values, where they can be read without waiting for a device:
-
-on a CPU. On a GPU the kernels stay inside their tensors instead.
-"""
+"""Checks of values, where they can be read without waiting: on a CPU. On a GPU the kernels stay inside their tensors instead."""
 
 from __future__ import annotations
 
