@@ -198,7 +198,12 @@ def window(x: Any) -> tuple[int | None, int | None]:
             raise TypeError(f"window's {name} must be an int or None (unbounded), got {bound!r}")
         if bound is not None and bound < 0:
             raise ValueError(f"window's {name} must be >= 0 or None (unbounded), got {bound}")
-    return x[0], x[1]
+    return _reachable(x[0]), _reachable(x[1])
+
+
+def _reachable(bound: int | None) -> int | None:
+    """No sequence has 2^31 keys, so such a bound (``sys.maxsize``, say) is none; kernels may add to it in 32 bits."""
+    return None if bound is not None and bound >= 2**31 - 1 else bound
 
 
 def max_seqlen(name: str, x: Any, total: int) -> int:

@@ -82,7 +82,13 @@ def _problem(inputs: Inputs, named: dict[str, Any]) -> Problem:
 def _attention(*args: Any) -> tuple[Tensor, Tensor]:
     problem, inputs = _read(args)
     backend = backends.choose(problem, args[-1])
-    return backend.forward(problem, backend.plan(problem, FORWARD), inputs)
+    with _exact_dtypes(inputs):
+        return backend.forward(problem, backend.plan(problem, FORWARD), inputs)
+
+
+def _exact_dtypes(inputs: Inputs) -> torch.autocast:
+    """Autocast, which the caller may have on, must not reach the products inside: they have the dtypes of the inputs."""
+    return torch.autocast(inputs.q.device.type, enabled=False)
 
 
 def _attention_fake(*args: Any) -> tuple[Tensor, Tensor]:
@@ -95,7 +101,8 @@ def _attention_fake(*args: Any) -> tuple[Tensor, Tensor]:
 def _attention_backward(grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     problem, inputs = _read(args)
     backend = backends.choose(problem, args[-1])
-    grads = backend.backward(problem, backend.plan(problem, BACKWARD), inputs, out, lse, grad_out, grad_lse)
+    with _exact_dtypes(inputs):
+        grads = backend.backward(problem, backend.plan(problem, BACKWARD), inputs, out, lse, grad_out, grad_lse)
     return tuple(_gradient(getattr(inputs, name), getattr(grads, name), inputs.q) for name in _DIFFERENTIABLE)
 
 

@@ -120,9 +120,9 @@ class Window(Mask):
         diagonal = q_idx + (seqlen_k - seqlen_q) if self.align == BOTTOM_RIGHT else q_idx
         sees: Allowed = True
         if self.left is not None:
-            sees = sees & (kv_idx >= diagonal - self.left)
+            sees = sees & (diagonal - kv_idx <= self.left)  # differences of indices cannot overflow, sums with a bound can
         if self.right is not None:
-            sees = sees & (kv_idx <= diagonal + self.right)
+            sees = sees & (kv_idx - diagonal <= self.right)
         return sees
 
     def bounds(self, seqlen_q: int, seqlen_k: int) -> Bounds:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import warnings
 from typing import Any
 
@@ -100,6 +101,13 @@ def test_contract_03_window_counts_keys_beside_the_diagonal() -> None:
     assert seen(2, 3, window=(None, None)) == ["###", "###"]
 
 
+def test_contract_03_a_bound_beyond_every_sequence_is_unbounded() -> None:
+    for far in (100, 2**31 - 1, 2**40, sys.maxsize, 2**70):
+        assert seen(5, 3, window=(far, far)) == ["###"] * 5
+        assert seen(5, 3, window=(far, 0)) == seen(5, 3, causal=True)
+    assert seen(5, 3, mask=Window(sys.maxsize, sys.maxsize)) == ["###"] * 5
+
+
 def test_contract_03_causal_and_window_compose() -> None:
     assert seen(4, 4, window=(1, 5), causal=True) == seen(4, 4, window=(1, 0))
     assert seen(4, 4, mask=Window(1, 1), causal=True) == seen(4, 4, window=(1, 0))
@@ -136,6 +144,16 @@ def test_contract_04_sink_of_minus_infinity_is_no_sink() -> None:
     plain, with_sink = (attention(q, k, v, causal=True, sink=s, return_lse=True) for s in (None, torch.full((4,), -INFINITY)))
     for a, b in zip(plain, with_sink, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_contract_04_a_bias_of_minus_infinity_hides_a_key() -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    bias = torch.zeros(1, 1, 5, 7)
+    bias[..., 0, :], bias[..., 1, 3:] = -INFINITY, -INFINITY
+    out, lse = attention(q, k, v, bias=bias.requires_grad_(), return_lse=True)
+    assert not out[:, 0].any() and bool((lse[..., 0] == -INFINITY).all())
+    torch.testing.assert_close(out[:, 1], attention(q[:, 1:2], k[:, :3], v[:, :3])[:, 0], rtol=1e-5, atol=1e-6)
+    assert all(bool(x.isfinite().all()) for x in grads(out, q, k, v, bias))
 
 
 @pytest.mark.parametrize(("batch", "sq", "sk"), [(0, 3, 3), (2, 0, 3), (2, 3, 0), (2, 0, 0), (0, 0, 0)])
@@ -436,6 +454,18 @@ def test_contract_12_input_errors_are_no_asserts() -> None:
     for wrong in ({"scale": NAN}, {"window": (-1, 0)}, {"sink": rand(3)}, {"seqused_k": int32(9, 9)}, {"backend": "x"}):
         with pytest.raises((ValueError, TypeError)):
             attention(q, k, v, **wrong)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "softcap": 3.0}], ids=["sdpa", "reference"])
+def test_contract_13_autocast_changes_nothing(options: dict[str, Any]) -> None:
+    """O has q's dtype and accuracy; autocast is for the layers around."""
+    leaves = [x.requires_grad_() for x in qkv()]
+    want = attention(*leaves, **options)
+    want_grads = grads(want, *leaves)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(*leaves, **options)
+        found = grads(out, *leaves)
+    assert all(torch.equal(a, b) and a.dtype == torch.float32 for a, b in zip((out, *found), (want, *want_grads), strict=True))
 
 
 # --- 13. accuracy ------------------------------------------------------------------------------------------------------------------------

@@ -119,6 +119,7 @@ def test_lengths_that_no_host_reads(case: Case, mask: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(tiled, "groups", upper_bound)
     check(replace(case, mask=mask, sink=True), tile_m=16, tile_n=16)
+    check(replace(case, mask=mask, bias="bhqk", alibi=2), tile_m=16, tile_n=16)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

@@ -31,6 +31,6 @@ def run(call: Call, overrides: dict[str, Any]) -> dict[str, Tensor]:
     return found
 
 
-def check(case: Case, **overrides: Any) -> None:
+def check(case: Case, roundings: float = 0.0, **overrides: Any) -> None:
     call = build(case)
-    compare_call(call, run(call, overrides), *expected(case))
+    compare_call(call, run(call, overrides), *expected(case), roundings)

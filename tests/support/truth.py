@@ -43,7 +43,7 @@ def _gradients(call: Call, dtype: torch.dtype, leaves: dict[str, Tensor], out: T
 
 
 def magnitudes(call: Call) -> dict[str, Tensor]:
-    """Size of each gradient's sums before anything cancels: the gradients with every summand's absolute value.
+    """Size of each gradient's sums before anything cancels: the gradients with every summand's absolute value. For O, the largest of V.
 
     A backward pass that knows P only through LSE (float32 by contract) has a relative error of 1 + |LSE| roundings in each summand, also
     where the sum is zero (the gradient of a bias that is constant along the keys, say).
@@ -51,13 +51,16 @@ def magnitudes(call: Call) -> dict[str, Tensor]:
     leaves = {name: x.detach().double().abs().requires_grad_() for name, x in call.leaves.items()}
     exact = {name: x.detach().double() for name, x in call.leaves.items()}
     total = torch.zeros((), dtype=torch.float64)
+    largest = torch.zeros((), dtype=torch.float64)
     for b, at_q, at_k in call.sequences:
         out, lse, p = _sequence(call, b, exact["q"][at_q], exact["k"][at_k], exact["v"][at_k], exact)
+        largest = max(largest, exact["v"][at_k].abs().amax()) if exact["v"][at_k].numel() else largest
         total = total + _summands(call, b, (at_q, at_k), leaves, (out, lse, p))
+    found = {"out": largest.expand(*call.leaves["q"].shape[:-1], call.case.width_v)}
     if not total.requires_grad:
-        return {f"d{name}": torch.zeros_like(x) for name, x in leaves.items()}
+        return found | {f"d{name}": torch.zeros_like(x) for name, x in leaves.items()}
     grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    return found | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
 
 
 def _summands(call: Call, b: int, at: tuple[Any, Any], leaves: dict[str, Tensor], found: tuple[Tensor, Tensor, Tensor]) -> Tensor:
