@@ -19,6 +19,8 @@ INDICES = (torch.int32,)
 def require_tensor(name: str, x: object) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if x.is_nested or x.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense (strided) tensor, got layout {x.layout}{' (nested)' if x.is_nested else ''}")
     return x
 
 
@@ -112,7 +114,15 @@ def appended(k: object, v: object, q: Tensor, k_cache: Tensor, v_cache: Tensor) 
         if tensor.dtype != cache.dtype:
             raise TypeError(f"{name} must have the cache's dtype {cache.dtype}, got {tensor.dtype}")
         require_same_device(name, tensor, q)
+        _writable(f"{name}_cache", cache)
     return new or 0
+
+
+def _writable(name: str, cache: Tensor) -> None:
+    if any(stride == 0 and size > 1 for stride, size in zip(cache.stride(), cache.shape, strict=True)):
+        raise ValueError(f"{name} must have its own memory for every element to append to it, got strides {cache.stride()}")
+    if torch.is_grad_enabled() and cache.requires_grad:
+        raise ValueError(f"{name} must not require a gradient to append to it, got requires_grad=True")
 
 
 def cu_seqlens(name: str, x: object, q: Tensor) -> Tensor:
@@ -165,7 +175,7 @@ def flag(name: str, x: object) -> bool:
 def number(name: str, x: Any) -> float:
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(x).__name__}")
-    if not math.isfinite(x):
+    if not abs(x) < math.inf:  # a comparison, which torch.compile traces with dynamic numbers too; false for NaN
         raise ValueError(f"{name} must be finite, got {x}")
     return float(x)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack  # a dependency of torch; in typing from Python 3.11
 
-from tandem_attn.api import checks, ops  # noqa: F401  (importing ops registers the operators)
+from tandem_attn.api import checks, ops
 from tandem_attn.api.backends import AUTO, check_name
 from tandem_attn.spec.masks import Full, Mask, Predicate, PredicateFn
 
@@ -262,8 +262,7 @@ def attention_kvcache(
 
     Raises:
         TypeError, ValueError, UnsupportedError: as ``attention``. New tokens that do not fit raise on a CPU before anything is written;
-        on a GPU, where lengths
-            are not read by the host, they are dropped.
+            on a GPU, where lengths are not read by the host, they are dropped.
     """
     names = ("q", "k_cache", "v_cache")
     kv = "(batch, seqlen_cache, heads_kv, head_dim)" if page_table is None else "(pages, page_size, heads_kv, head_dim)"
@@ -271,19 +270,22 @@ def attention_kvcache(
     batch = q.shape[0]
     table = _pages(q, k_cache, page_table, cache_batch_idx)
     capacity = table.shape[1] * k_cache.shape[1]
-    lengths = _cache_lengths(cache_seqlens, q, capacity if k is None else None)
+    lengths = _cache_lengths(cache_seqlens, q, capacity, k is not None)
     checks.lengths("cache_leftpad", cache_leftpad, q, batch)
     checks.extras(sink, alibi_slopes, bias, q, batch, q.shape[1], capacity)
     code, mask_tensors = _mask(mask, causal, window, q)
+    before = lengths
     if k is not None or v is not None:
-        new = checks.appended(k, v, q, k_cache, v_cache)
-        torch.ops.tandem_attn.append_kv(k, v, k_cache, v_cache, lengths, table)
-        lengths = lengths + new
-    return _call(
+        lengths = before + checks.appended(k, v, q, k_cache, v_cache)
+    arguments = _arguments(
         (q, k_cache, v_cache, sink, alibi_slopes, bias, None, None, None, lengths, table, cache_leftpad),
         (mask_tensors, code, q.shape[1], capacity),
         scale, softcap, deterministic, return_lse, backend,
     )  # fmt: skip
+    if k is not None:
+        ops.check_append(k, k_cache, before, table, arguments)
+        torch.ops.tandem_attn.append_kv(k, v, k_cache, v_cache, before, table)
+    return _run(arguments, return_lse)
 
 
 def _call(
@@ -295,13 +297,30 @@ def _call(
     return_lse: bool,
     backend: str,
 ) -> Result:
+    return _run(_arguments(tensors, sizes, scale, softcap, deterministic, return_lse, backend), return_lse)
+
+
+def _arguments(
+    tensors: tuple[Any, ...],
+    sizes: tuple[list[Tensor], str, int, int],
+    scale: float | None,
+    softcap: float,
+    deterministic: bool,
+    return_lse: bool,
+    backend: str,
+) -> tuple[Any, ...]:
+    """Arguments of the operator, all checked."""
     check_name(backend)
     factor = 1.0 / math.sqrt(tensors[0].shape[-1]) if scale is None else checks.number("scale", scale)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors[:6])
-    out, lse = torch.ops.tandem_attn.attention(
+    return (
         *tensors, *sizes, factor, checks.softcap(softcap), needs_grad, checks.flag("deterministic", deterministic),
         checks.flag("return_lse", return_lse), backend,
     )  # fmt: skip
+
+
+def _run(arguments: tuple[Any, ...], return_lse: bool) -> Result:
+    out, lse = torch.ops.tandem_attn.attention(*arguments)
     return (out, lse) if return_lse else out
 
 
@@ -330,7 +349,8 @@ def _given(mask: Mask | PredicateFn | None) -> tuple[str, tuple[Any, ...]]:
         raise TypeError(f"mask must be a Mask, a function (b, h, q_idx, kv_idx) -> bool tensor, or None, got {type(mask).__name__}")
     if torch.compiler.is_compiling():
         return _pinned_code(mask), ()
-    return _predicate(mask).code, ()
+    hashable = type(mask).__hash__ is not None
+    return (_predicate(mask) if hashable else Predicate(mask)).code, ()
 
 
 @functools.lru_cache(maxsize=256)
@@ -352,7 +372,10 @@ _pinned_code._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _ids(ids: Any, q: Tensor) -> Tensor:
     """Document ids as a tensor on q's device."""
-    tensor = torch.as_tensor(ids, device=None if isinstance(ids, Tensor) else q.device)
+    try:
+        tensor = torch.as_tensor(ids, device=None if isinstance(ids, Tensor) else q.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"Document's ids must be an integer tensor, array or (nested) list, got {type(ids).__name__}") from error
     checks.require_same_device("Document's ids", tensor, q)
     if tensor.ndim not in (1, 2) or tensor.is_floating_point():
         raise ValueError(f"Document's ids must be integers of shape (seqlen,) or (batch, seqlen), got {tensor.dtype} {tuple(tensor.shape)}")
@@ -374,9 +397,9 @@ def _pages(q: Tensor, k_cache: Tensor, page_table: Tensor | None, cache_batch_id
     return torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
 
 
-def _cache_lengths(cache_seqlens: Tensor | int | None, q: Tensor, capacity: int | None) -> Tensor:
+def _cache_lengths(cache_seqlens: Tensor | int | None, q: Tensor, capacity: int, appends: bool) -> Tensor:
     if cache_seqlens is None:
-        if capacity is None:
+        if appends:
             raise ValueError("cache_seqlens must be given when k is appended, got None")
         cache_seqlens = capacity
     if isinstance(cache_seqlens, bool) or not isinstance(cache_seqlens, (int, Tensor)):
@@ -384,4 +407,6 @@ def _cache_lengths(cache_seqlens: Tensor | int | None, q: Tensor, capacity: int 
     if isinstance(cache_seqlens, Tensor):
         checks.lengths("cache_seqlens", cache_seqlens, q, q.shape[0])
         return cache_seqlens
+    if not 0 <= cache_seqlens <= capacity:
+        raise ValueError(f"cache_seqlens must lie between 0 and {capacity}, got {cache_seqlens}")
     return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)

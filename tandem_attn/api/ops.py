@@ -112,6 +112,8 @@ def _attention_backward_fake(grad_out: Tensor, grad_lse: Tensor | None, out: Ten
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
+    if not inputs[ARGUMENTS.index("return_lse")]:
+        ctx.mark_non_differentiable(output[1])  # nobody sees it; a backend may lack its gradient
     ctx.is_tensor = tuple(isinstance(x, Tensor) for x in inputs)
     position = ARGUMENTS.index("mask_tensors")
     ctx.mask_tensors = len(inputs[position])
@@ -148,6 +150,15 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> Any:  # noqa: ARG001
     raise UnsupportedError(
         backend="any", missing="a second derivative of attention", nearest="scaled_dot_product_attention's math kernel in PyTorch"
     )
+
+
+def check_append(k: Tensor, k_cache: Tensor, cache_seqlens: Tensor, page_table: Tensor, arguments: tuple[Any, ...]) -> None:
+    """Raises what the call that follows an append would raise, before anything is written. Compiled code checks while it runs."""
+    if torch.compiler.is_compiling():
+        return
+    values.check_append(cache_seqlens, page_table, k, k_cache)
+    problem, _ = _read(arguments)
+    backends.choose(problem, arguments[-1])
 
 
 def _append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, page_table: Tensor) -> None:

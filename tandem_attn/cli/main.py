@@ -6,6 +6,7 @@ import click
 
 from tandem_attn._version import __version__
 from tandem_attn.cli.check import check
+from tandem_attn.cli.demo import demo
 from tandem_attn.cli.doctor import doctor
 from tandem_attn.cli.plan import plan
 from tandem_attn.cli.roofline import roofline
@@ -28,5 +29,5 @@ def main() -> None:
     """
 
 
-for command in (check, doctor, plan, roofline, support):
+for command in (check, demo, doctor, plan, roofline, support):
     main.add_command(command)

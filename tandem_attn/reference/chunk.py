@@ -148,8 +148,11 @@ class Chunk:
     def sees(self, m: slice, n: slice) -> Tensor | None:
         """Which keys of a tile its queries see, broadcasting to the tile shown on ``grid``; None: all."""
         b, h, q_idx, kv_idx, seqlen_q, seqlen_k = self._coordinates(m, n)
-        sees = _checked(self.dense.problem.mask.allowed(b, h, q_idx, kv_idx, seqlen_q, seqlen_k), self.members.device)
-        if self.dense.lens_q is not None:
+        if self.dense.lens_q is None:
+            sees = _checked(self.dense.problem.mask.allowed(b, h, q_idx, kv_idx, seqlen_q, seqlen_k), self.members.device)
+        else:  # a mask may read tensors as long as the sequences: it gets no index beyond
+            i, j = torch.minimum(q_idx, (seqlen_q - 1).clamp(min=0)), torch.minimum(kv_idx, (seqlen_k - 1).clamp(min=0))
+            sees = _checked(self.dense.problem.mask.allowed(b, h, i, j, seqlen_q, seqlen_k), self.members.device)
             sees = sees & (q_idx < seqlen_q) & (kv_idx < seqlen_k)
         return None if sees is True else sees
 

@@ -7,12 +7,14 @@ from typing import Any
 from tandem_attn.spec.arch import Arch
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.planner_rules import (
+    ALL_THAT_FIT,
     BARRIER_BYTES,
     SMEM_ALIGN,
     Choice,
     Criterion,
     Grid,
     exp2_remark,
+    fewest_idle_tiles,
     forward_smem,
     kv_stages_that_fit,
     too_large,
@@ -47,7 +49,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     fixed = consumers * (q_bytes + (o_bytes if own_o else 0)) + BARRIER_BYTES
     if not own_o and o_bytes > q_bytes:
         return None
-    stages = point.get("kv_stages") or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
+    stages = point["kv_stages"] or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
     if stages < 2:
         raise too_large(arch, fixed + k_bytes + v_bytes)
     smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
@@ -89,22 +91,9 @@ def _o_over_q(plan: Plan) -> bool:
     return any(region.overlaps for region in plan.smem)
 
 
-def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:  # noqa: ARG001
-    return [
-        exp2_remark(plan),
-        ("rescale_rows", "O is always rescaled: it lies in registers, where a branch costs more than the multiplications"),
-    ]
-
-
-def _backward_remarks(problem: Problem, plan: Plan) -> list[Choice]:  # noqa: ARG001
-    return [("exp2", "exp2 on MUFU only: five products a tile leave it ample time")]
-
-
-FORWARD = Grid(
-    axes={"tile_m": (64,), "tile_n": (128, 64), "q_stages": (3, 2, 1), "intra_overlap": (True, False), "o_over_q": (False, True)},
-    build=_forward,
-    remarks=_forward_remarks,
-    criteria=(
+def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
+    return (
+        fewest_idle_tiles(problem),
         Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
@@ -112,17 +101,46 @@ FORWARD = Grid(
         Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
         Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
-    ),
+    )
+
+
+def _forward_remarks(plan: Plan) -> list[Choice]:
+    return [
+        exp2_remark(plan),
+        ("rescale_rows", "O is always rescaled: it lies in registers, where a branch costs more than the multiplications"),
+    ]
+
+
+def _backward_criteria(problem: Problem) -> tuple[Criterion, ...]:  # noqa: ARG001
+    return (
+        Criterion(lambda p: -p.tile_m * p.tile_n, lambda p: f"{p.tile_m} x {p.tile_n} tiles: the largest that registers and memory hold"),
+        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n} keys a CTA: dQ is added to global memory least often"),
+        Criterion(lambda p: -(p.q_stages + p.do_stages), lambda p: f"{p.q_stages} Q and {p.do_stages} dO stages: all that fit"),
+    )
+
+
+def _backward_remarks(plan: Plan) -> list[Choice]:  # noqa: ARG001
+    return [("exp2", "exp2 on MUFU only: five products a tile leave it ample time")]
+
+
+FORWARD = Grid(
+    axes={
+        "tile_m": (64,),
+        "tile_n": (128, 64),
+        "q_stages": (3, 2, 1),
+        "intra_overlap": (True, False),
+        "o_over_q": (False, True),
+        "kv_stages": (ALL_THAT_FIT,),
+    },
+    build=_forward,
+    criteria=_forward_criteria,
+    remarks=_forward_remarks,
     nearest="head_dim and head_dim_v up to 256",
 )
 BACKWARD = Grid(
     axes={"tile_m": (128, 64), "tile_n": (128, 64), "q_stages": (2, 1), "do_stages": (2, 1)},
     build=_backward,
+    criteria=_backward_criteria,
     remarks=_backward_remarks,
-    criteria=(
-        Criterion(lambda p: -p.tile_m * p.tile_n, lambda p: f"{p.tile_m} x {p.tile_n} tiles: the largest that registers and memory hold"),
-        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n} keys a CTA: dQ is added to global memory least often"),
-        Criterion(lambda p: -(p.q_stages + p.do_stages), lambda p: f"{p.q_stages} Q and {p.do_stages} dO stages: all that fit"),
-    ),
     nearest="head_dim and head_dim_v up to 256",
 )

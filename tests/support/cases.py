@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 import tandem_attn
+from tandem_attn.spec.inputs import Inputs
 from tests.support.masks import MASKS, Sees
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 NAN = float("nan")
+INPUT_NAMES = tuple(f.name for f in dataclasses.fields(Inputs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +102,16 @@ class Call:
             heads=case.heads, heads_kv=case.heads_kv, head_dim=case.head_dim, head_dim_v=case.width_v,
             dtype=str(case.torch_dtype).removeprefix("torch."),
             mask=problem_mask(self.keywords), scale=case.scale, softcap=case.softcap,
-            sink=case.sink, alibi=case.alibi > 0, bias=bool(case.bias), varlen=packed, seqused=used, page_size=case.page_size, cache=cached,
+            sink=case.sink, alibi=case.alibi > 0, bias=bool(case.bias), varlen=packed, total_q=q.shape[0] if packed else 0,
+            total_k=k.shape[0] if packed and not cached else 0, seqused=used, page_size=case.page_size, cache=cached,
             backward=case.needs_backward, deterministic=case.deterministic,
             return_lse=case.grad_lse or not case.needs_backward, device=device,
         )  # fmt: skip
+
+    def inputs(self) -> Inputs:
+        """The tensors as backends get them; a cache call's page table and lengths are made by the API and are not here."""
+        tensors = {name: x for name, x in self.arguments.items() if isinstance(x, Tensor) and name in INPUT_NAMES}
+        return Inputs(**self.leaves, **tensors)
 
     def run(self, backend: str) -> dict[str, Tensor]:
         """Calls the public function on fresh leaves and returns ``out``, ``lse`` and the gradients by name."""
