@@ -14,6 +14,7 @@ from torch import Tensor
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INDICES = (torch.int32,)
+DEVICES = ("cpu", "cuda", "meta")  # meta: shapes only
 
 
 def require_tensor(name: str, x: object) -> Tensor:
@@ -50,6 +51,8 @@ def qkv(
         require_ndim(name, x, kv_ndim or ndim, words[1])
     if query.dtype not in FLOATS:
         raise TypeError(f"{names[0]} must be float16, bfloat16, float32 or float64, got {query.dtype}")
+    if query.device.type not in DEVICES:
+        raise ValueError(f"{names[0]} must be on a CPU or a CUDA device, got {query.device}")
     for name, x in zip(names[1:], tensors[1:], strict=True):
         if x.dtype != query.dtype:
             raise TypeError(f"{name} must have {names[0]}'s dtype {query.dtype}, got {x.dtype}")

@@ -8,10 +8,12 @@ from typing import Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from typing_extensions import Unpack  # a dependency of torch; in typing from Python 3.11
 
 from tandem_attn.api import checks, ops
 from tandem_attn.api.backends import AUTO, check_name
+from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.masks import Full, Mask, Predicate, PredicateFn
 
 Result = Tensor | tuple[Tensor, Tensor]
@@ -320,8 +322,21 @@ def _arguments(
 
 
 def _run(arguments: tuple[Any, ...], return_lse: bool) -> Result:
+    if not torch.compiler.is_compiling():
+        _reject_transforms(arguments)
     out, lse = torch.ops.tandem_attn.attention(*arguments)
     return (out, lse) if return_lse else out
+
+
+def _reject_transforms(arguments: tuple[Any, ...]) -> None:
+    """torch.func and forward-mode AD cannot see into the operators; the latter would silently give a zero tangent."""
+    missing = ""
+    if torch._C._are_functorch_transforms_active():
+        missing = "torch.func transforms (vmap, grad, jvp)"
+    elif forward_ad._current_level >= 0 and any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in arguments):
+        missing = "forward-mode automatic differentiation"
+    if missing:
+        raise UnsupportedError(backend=arguments[-1], missing=missing, nearest="torch.autograd.grad on batched tensors")
 
 
 def _mask(

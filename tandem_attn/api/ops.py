@@ -187,9 +187,12 @@ def _append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seq
         cache[page, at % page_size] = torch.where(fits, value, cache[page, at % page_size])
 
 
-_library.impl("attention", _attention, "CompositeExplicitAutograd")
-_library.impl("attention_backward", _attention_backward, "CompositeExplicitAutograd")
-_library.impl("append_kv", _append_kv, "CompositeExplicitAutograd")
+_library.impl("attention", _attention, "CPU")
+_library.impl("attention", _attention, "CUDA")
+_library.impl("attention_backward", _attention_backward, "CPU")
+_library.impl("attention_backward", _attention_backward, "CUDA")
+_library.impl("append_kv", _append_kv, "CPU")
+_library.impl("append_kv", _append_kv, "CUDA")
 torch.library.register_fake("tandem_attn::attention", _attention_fake, lib=_library)
 torch.library.register_fake("tandem_attn::attention_backward", _attention_backward_fake, lib=_library)
 torch.library.register_fake("tandem_attn::append_kv", lambda *_: None, lib=_library)

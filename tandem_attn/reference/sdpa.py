@@ -82,6 +82,7 @@ def forward(problem: Problem, plan: Plan, inputs: Inputs) -> tuple[Tensor, Tenso
     causal = bool(_mode(problem))
     if q.device.type == "cpu":
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=problem.scale_value)
+        _spread_nan(q, out, lse)
     else:
         out, lse = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=problem.scale_value)[:2]
     return out.transpose(1, 2).contiguous(), lse.contiguous()
@@ -90,6 +91,14 @@ def forward(problem: Problem, plan: Plan, inputs: Inputs) -> tuple[Tensor, Tenso
 def _heads_first(*tensors: Tensor) -> list[Tensor]:
     """(B, S, H, D) -> (B, H, S, D) without a copy, but for a last stride that is not 1, which the CPU kernel would take for 1."""
     return [(x if x.stride(-1) == 1 else x.contiguous()).transpose(1, 2) for x in tensors]
+
+
+def _spread_nan(q: Tensor, out: Tensor, lse: Tensor) -> None:
+    """PyTorch's CPU kernel takes a row's maximum without its NaN: a query with NaN or infinity would get O = 0, LSE = 0."""
+    bad = ~q.isfinite().all(-1)
+    if bool(bad.any()):
+        out.masked_fill_(bad[..., None], float("nan"))
+        lse.masked_fill_(bad, float("nan"))
 
 
 def backward(

@@ -234,6 +234,22 @@ def layer(**attributes: Any) -> Any:
 Q, K = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
 
 
+def test_mask_longer_than_the_keys_with_position_bias() -> None:
+    mask, position_bias = torch.randn(2, 1, 5, 9), torch.randn(1, 4, 5, 5)
+    out, weights = compat.attention_forward(layer(is_causal=True), Q, K, K, mask, position_bias=position_bias, scaling=0.5)
+    k = K.repeat_interleave(2, 1)
+    expected = torch.softmax(Q @ k.transpose(2, 3) * 0.5 + mask[..., :5] + position_bias, -1) @ k
+    assert weights is None
+    assert (out - expected.transpose(1, 2)).abs().max() <= 1e-5
+
+
+def test_empty_places_of_a_static_cache_are_not_read() -> None:
+    k = torch.cat((K, torch.full((2, 2, 3, 8), float("nan"))), 2)
+    out, _ = compat.attention_forward(layer(is_causal=True), Q, k, k, None)
+    expected, _ = compat.attention_forward(layer(is_causal=True), Q, K, K, None)
+    assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
