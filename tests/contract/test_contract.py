@@ -422,12 +422,13 @@ def test_contract_11_no_host_synchronisation(layout: str) -> None:
     q, k, v = (x.requires_grad_() for x in qkv(sq=3, sk=64, dtype=torch.float16, device="cuda"))
     used, cu_q, cu_k = int32(10, 60, device="cuda"), int32(0, 3, 6, device="cuda"), int32(0, 64, 128, device="cuda")
     flat = [x.flatten(0, 1) for x in (q, k, v)]
+    longest = torch.tensor(3, device="cuda"), torch.tensor(64, device="cuda")
     new = rand(2, 2, 2, 8, dtype=torch.float16, device="cuda")
     cache = [x.detach().clone() for x in (k, v)]
     calls = {
         "padded": lambda: attention(q, k, v, causal=True),
         "seqused": lambda: attention(q, k, v, causal=True, seqused_k=used),
-        "packed": lambda: attention_varlen(*flat, cu_q, cu_k, torch.tensor(3, device="cuda"), torch.tensor(64, device="cuda"), causal=True),
+        "packed": lambda: attention_varlen(*flat, cu_q, cu_k, *longest, causal=True),
         "cache": lambda: attention_kvcache(q.detach(), *cache, used, causal=True),
         "append": lambda: attention_kvcache(q.detach(), *cache, used, k=new, v=new, causal=True),
     }
