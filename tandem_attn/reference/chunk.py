@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem_attn.reference.numerics import LOG2E, accumulator_dtype
+from tandem_attn.reference.numerics import accumulator_dtype
 from tandem_attn.spec.problem import Problem
 
 _TILE_ELEMENTS = 1 << 18  # S of all heads of a chunk: 1 MiB of float32, so that its passes stay in a core's L2 cache
@@ -87,21 +87,17 @@ class Chunk:
         return taken.reshape(-1, *self.grid[1:], 1, 1)
 
     def scores(self, q: Tensor, k: Tensor, m: slice, n: slice, sees: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Scores of one tile in log2 units (chunk, group * M, N), and tanh of the soft cap where there is one (for its derivative).
+        """Scores of one tile (chunk, group * M, N), and tanh of the soft cap where there is one (for its derivative).
 
         ``q`` (chunk, group * M, D) and ``k`` (chunk, N, D) are the tile's operands; keys outside ``sees`` get -inf.
         """
         p = self.dense.problem
-        extra = p.softcap or self.dense.bias is not None or self.dense.alibi_slopes is not None
-        alpha = p.scale_value * (1.0 if extra else LOG2E)
-        s = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=alpha)
+        s = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=p.scale_value)
         capped = None
         if p.softcap:
             capped = s.div_(p.softcap).tanh_()
             s = capped * p.softcap
-        if extra:
-            self._add_biases(s, m, n)
-            s.mul_(LOG2E)
+        self._add_biases(s, m, n)
         if sees is not None:
             self._hide(s, m, n, sees)
         return s, capped
