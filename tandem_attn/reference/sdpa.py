@@ -116,6 +116,7 @@ def backward(
     if grad_lse is not None:
         raise ValueError("grad_lse must be None for PyTorch's attention, got a tensor")
     if lse.device.type == "cpu" and bool((lse.abs() > _LARGEST_LSE).any()):
+        out, lse = tiled.forward(problem, plan, inputs)  # the LSE of its own order of sums
         return tiled.backward(problem, plan, inputs, out, lse, grad_out, None)
     q, k, v, out, grad_out = _heads_first(inputs.q, inputs.k, inputs.v, out, grad_out)
     causal, scale = bool(_mode(problem)), problem.scale_value
