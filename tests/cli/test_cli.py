@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -90,8 +91,6 @@ def test_doctor_names_versions_and_fixes() -> None:
 
 
 def test_doctor_says_how_to_install_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from importlib import metadata  # noqa: PLC0415
-
     real = metadata.version
 
     def version(name: str) -> str:
@@ -126,3 +125,12 @@ def test_help_of_every_command_has_an_example() -> None:
         assert code == 0
         assert command.help, name
         assert len(text.splitlines()) > 3, name
+
+
+def test_doctor_prints_brackets_of_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "pip install 'tandem-attn[cuda]'" in run("doctor")[1]

@@ -178,3 +178,9 @@ def test_compiles_without_a_graph_break() -> None:
     compiled = torch.compile(fa.flash_attn_func, fullgraph=True, backend="aot_eager")
     out = compiled(q, k, v, causal=True, window_size=(5, 0))
     assert torch.equal(out, fa.flash_attn_func(q, k, v, causal=True, window_size=(5, 0)))
+
+
+def test_varlen_compiles_without_a_graph_break() -> None:
+    q, k, cu = torch.randn(13, 4, 16), torch.randn(13, 2, 16), cumulative([3, 8, 2])
+    compiled = torch.compile(fa.flash_attn_varlen_func, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(q, k, k, cu, cu, 8, 8, causal=True), fa.flash_attn_varlen_func(q, k, k, cu, cu, 8, 8, causal=True))

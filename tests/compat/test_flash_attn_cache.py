@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tandem_attn import UnsupportedError
 from tandem_attn.compat.flash_attn import flash_attn_with_kvcache
 
 ROOM, HEADS, HEADS_KV, D = 12, 4, 2, 16
@@ -95,3 +96,22 @@ def test_softcap_alibi_and_int_length(truth: SimpleNamespace) -> None:
 def test_whole_cache_by_default(truth: SimpleNamespace) -> None:
     q, k, v = random(1, 2, HEADS, D), random(1, ROOM, HEADS_KV, D), random(1, ROOM, HEADS_KV, D)
     truth.close("O", flash_attn_with_kvcache(q, k, v), truth.naive(q, k, v, truth.window_matrix(2, ROOM))[0])
+
+
+def test_append_with_rotary_compiles_without_a_graph_break() -> None:
+    q, new, angle = random(2, 1, HEADS, D), random(2, 1, HEADS_KV, D), random(ROOM, D // 2)
+    cache = random(2, ROOM, HEADS_KV, D)
+    compiled = torch.compile(flash_attn_with_kvcache, fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (compiled, flash_attn_with_kvcache):
+        k_cache, v_cache = cache.clone(), cache.clone()
+        out = function(q, k_cache, v_cache, new, new, angle.cos(), angle.sin(), cache_seqlens=int32([3, 5]), causal=True)
+        results.append((out, k_cache, v_cache))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_is_forward_only() -> None:
+    q, cache = random(1, 2, HEADS, D).requires_grad_(), random(1, ROOM, HEADS_KV, D)
+    out = flash_attn_with_kvcache(q, cache, cache)
+    with pytest.raises(UnsupportedError, match="gradient through a KV cache"):
+        out.sum().backward()

@@ -219,6 +219,16 @@ def test_custom_4d_mask(decoder: Any) -> None:
     assert (boolean - logits(decoder, "eager", input_ids=tokens(), attention_mask=additive)).abs().max() <= TOLERANCE
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_model_compiles_without_a_graph_break(padded: bool) -> None:
+    model = build("Llama", "ForCausalLM", **SIZES)
+    model.set_attn_implementation("tandem")
+    inputs = {"input_ids": tokens(), "use_cache": False} | ({"attention_mask": padding("left")} if padded else {})
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs).logits
+        assert (compiled - model(**inputs).logits).abs().max() <= TOLERANCE
+
+
 def test_attention_dropout_in_training_is_refused_and_eval_works() -> None:
     model = build("Llama", "ForCausalLM", **SIZES, attention_dropout=0.1)
     same_logits(model, input_ids=tokens())

@@ -339,6 +339,25 @@ def test_contract_08_addressing_is_64_bit(backend: str) -> None:
     assert torch.equal(attention(far, far, far, backend=backend), attention(near, near, near, backend=backend))
 
 
+def test_contract_08_integer_tensors_may_have_any_strides() -> None:
+    def spread(x: Tensor) -> Tensor:
+        """The same values, every second element of a larger tensor."""
+        return torch.stack([x, torch.full_like(x, -99)], -1)[..., 0]
+
+    q, k, v = qkv(sq=1, sk=16)
+    used = int32(3, 9)
+    assert torch.equal(attention(q, k, v, seqused_k=spread(used)), attention(q, k, v, seqused_k=used))
+    flat, cu = [x.flatten(0, 1) for x in qkv(sq=6, sk=6)], int32(0, 5, 12)
+    assert torch.equal(attention_varlen(*flat, spread(cu), spread(cu)), attention_varlen(*flat, cu, cu))
+    table = int32(4, 0, 2, 7).view(2, 2)
+    new = rand(2, 2, 2, 8)
+    caches = [[x.reshape(8, 4, 2, 8).clone() for x in (k, v)] for _ in range(3)]
+    for (k_pages, v_pages), pages in zip(caches, (table, spread(table), table.t().contiguous().t()), strict=True):
+        out = attention_kvcache(q, k_pages, v_pages, spread(int32(3, 5)), k=new, v=new, page_table=pages)
+        assert torch.equal(out, attention_kvcache(q, *caches[0], int32(5, 7), page_table=table))
+    assert all(torch.equal(a, b) for pair in caches[1:] for a, b in zip(pair, caches[0], strict=True))
+
+
 # --- 9. repeatable -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -403,12 +422,13 @@ def test_contract_11_no_host_synchronisation(layout: str) -> None:
     q, k, v = (x.requires_grad_() for x in qkv(sq=3, sk=64, dtype=torch.float16, device="cuda"))
     used, cu_q, cu_k = int32(10, 60, device="cuda"), int32(0, 3, 6, device="cuda"), int32(0, 64, 128, device="cuda")
     flat = [x.flatten(0, 1) for x in (q, k, v)]
+    longest = torch.tensor(3, device="cuda"), torch.tensor(64, device="cuda")
     new = rand(2, 2, 2, 8, dtype=torch.float16, device="cuda")
     cache = [x.detach().clone() for x in (k, v)]
     calls = {
         "padded": lambda: attention(q, k, v, causal=True),
         "seqused": lambda: attention(q, k, v, causal=True, seqused_k=used),
-        "packed": lambda: attention_varlen(*flat, cu_q, cu_k, torch.tensor(3, device="cuda"), torch.tensor(64, device="cuda"), causal=True),
+        "packed": lambda: attention_varlen(*flat, cu_q, cu_k, *longest, causal=True),
         "cache": lambda: attention_kvcache(q.detach(), *cache, used, causal=True),
         "append": lambda: attention_kvcache(q.detach(), *cache, used, k=new, v=new, causal=True),
     }

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tandem_attn.reference import layout, tiled
+from tandem_attn.reference import dense, layout, tiled
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.masks import Causal, Mask, Predicate, Window
 from tandem_attn.spec.plan import FORWARD
@@ -105,3 +105,21 @@ def test_unread_lengths_give_the_numbers_of_read_ones(make: object, mask: Mask, 
         if want is not None:
             assert bool(want.isfinite().all()), field.name
             torch.testing.assert_close(got, want, rtol=0, atol=4e-5, msg=lambda m, name=field.name: f"{name}: {m}")
+
+
+def test_the_dense_truth_reads_lengths_on_every_device(upper_bound_everywhere: None) -> None:
+    """On a GPU ``groups`` reads no length; the truth must not be computed from such a group."""
+    problem, inputs = packed([30, 0, 7], [50, 9, 3], 0, Window(9, 3))
+    want = [dense.attention(problem, inputs)[i] for i in range(2)]
+    got = tiled.forward(problem, plan(problem, "CPU", direction=FORWARD).plan, inputs)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=4e-6)
+
+
+@pytest.fixture
+def upper_bound_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_group(problem: Problem, inputs: Inputs) -> Iterator[layout.Group]:
+        yield layout._upper_bound(problem, inputs)
+
+    monkeypatch.setattr(layout, "groups", one_group)
+    monkeypatch.setattr(tiled, "groups", one_group)

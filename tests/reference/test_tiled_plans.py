@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem_attn.reference import layout, tiled
+from tandem_attn.reference import chunk, layout, tiled
 from tandem_attn.reference.layout import Group
 from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.inputs import Inputs
@@ -142,6 +142,15 @@ def test_pages_that_no_host_reads(layout_name: str, page_size: int, monkeypatch:
     )
     packed = replace(PACKED, page_size=page_size, mask="causal", tail_k=0, used_k=(9, 2, 17, 0))
     judge.check(cache if layout_name == "cache" else packed, "reference")
+
+
+@pytest.mark.parametrize("elements", [1, 2000, 6000])
+@pytest.mark.parametrize("case", [BASE, PACKED], ids=["padded", "packed"])
+def test_chunks_of_heads_and_sequences(case: Case, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long calls are cut into chunks of key heads and batch entries; here short ones are cut alike."""
+    monkeypatch.setattr(chunk, "_TILE_ELEMENTS", elements)
+    check(replace(case, heads=6, heads_kv=3, mask="captured", sink=True, alibi=2, bias="bhqk", softcap=3.0), tile_m=16, tile_n=16)
+    check(replace(case, heads=6, heads_kv=3, mask="function", sink=True, alibi=1, bias="11qk"), tile_m=16, tile_n=16)
 
 
 def test_memory_order_does_not_matter() -> None:

@@ -40,8 +40,8 @@ class Cell:
             return "too large for it"
         return _refused(self.case, self.backend.name)
 
-    def check(self) -> None:
-        check(self.case, self.backend.name)
+    def check(self, roundings: float = 0.0) -> None:
+        check(self.case, self.backend.name, roundings)
 
 
 @functools.lru_cache(maxsize=4096)

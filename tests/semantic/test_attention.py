@@ -269,4 +269,4 @@ def combinations(count: int) -> list[Case]:
 
 @cells(combinations(250))
 def test_combinations(cell: Cell) -> None:
-    cell.check()
+    cell.check(roundings=0.5)  # some have a few elements only
