@@ -145,27 +145,20 @@ class Chunk:
         """Which keys of a tile its queries see, broadcasting to the tile shown on ``grid``; None: all."""
         b, h, q_idx, kv_idx, seqlen_q, seqlen_k = self._coordinates(m, n)
         if self.dense.lens_q is None:
-            sees = _checked(self.dense.problem.mask.allowed(b, h, q_idx, kv_idx, seqlen_q, seqlen_k), self.members.device)
+            sees = _tensor(self.dense.problem.mask.allowed(b, h, q_idx, kv_idx, seqlen_q, seqlen_k), self.members.device)
         else:  # a mask may read tensors as long as the sequences: it gets no index beyond
             i, j = torch.minimum(q_idx, (seqlen_q - 1).clamp(min=0)), torch.minimum(kv_idx, (seqlen_k - 1).clamp(min=0))
-            sees = _checked(self.dense.problem.mask.allowed(b, h, i, j, seqlen_q, seqlen_k), self.members.device)
+            sees = _tensor(self.dense.problem.mask.allowed(b, h, i, j, seqlen_q, seqlen_k), self.members.device)
             sees = sees & (q_idx < seqlen_q) & (kv_idx < seqlen_k)
         return None if sees is True else sees
 
     def _hide(self, s: Tensor, m: slice, n: slice, sees: Tensor) -> None:
-        try:
-            self._shown(s, m, n).masked_fill_(~sees, float("-inf"))
-        except RuntimeError as error:
-            raise ValueError(f"mask predicate must return a shape that broadcasts with its indices, got {tuple(sees.shape)}") from error
+        self._shown(s, m, n).masked_fill_(~sees, float("-inf"))
 
 
-def _checked(sees: Any, device: torch.device) -> Any:
-    if isinstance(sees, bool):
-        return True if sees else torch.zeros((), dtype=torch.bool, device=device)
-    if not isinstance(sees, Tensor) or sees.dtype != torch.bool:
-        kind = f"a {sees.dtype} tensor" if isinstance(sees, Tensor) else type(sees).__name__
-        raise TypeError(f"mask predicate must return a bool tensor, got {kind}")
-    return sees
+def _tensor(sees: Any, device: torch.device) -> Any:
+    """False as a tensor; True, which needs no mask, stays."""
+    return torch.zeros((), dtype=torch.bool, device=device) if sees is False else sees
 
 
 def chunks(dense: Dense, tile_m: int, tile_n: int) -> Iterator[Chunk]:
