@@ -97,10 +97,11 @@ def _heads_first(*tensors: Tensor) -> list[Tensor]:
 
 def _spread_nan(q: Tensor, out: Tensor, lse: Tensor) -> None:
     """PyTorch's CPU kernel takes a row's maximum without its NaN: a query with NaN or infinity would get O = 0, LSE = 0."""
+    if bool(q.sum(dtype=lse.dtype).isfinite()):  # one cheap pass; a sum that overflows only costs the closer look
+        return
     bad = ~q.isfinite().all(-1)
-    if bool(bad.any()):
-        out.masked_fill_(bad[..., None], float("nan"))
-        lse.masked_fill_(bad, float("nan"))
+    out.masked_fill_(bad[..., None], float("nan"))
+    lse.masked_fill_(bad, float("nan"))
 
 
 def backward(
