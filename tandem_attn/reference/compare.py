@@ -167,9 +167,12 @@ def results(
         found = {"out": out.detach(), "lse": lse.detach()}
         if backward:
             pairs = [(x, g.to(dtype)) for x, g in ((out, grad_out), (lse, grad_lse)) if g is not None]
-            grads = torch.autograd.grad(
-                [x for x, _ in pairs], list(leaves.values()), [g for _, g in pairs], allow_unused=True, materialize_grads=True
-            )
+            pairs = [(x, g) for x, g in pairs if x.requires_grad]  # without a sequence nothing depends on the inputs
+            grads = tuple(torch.zeros_like(leaf) for leaf in leaves.values())
+            if pairs:
+                grads = torch.autograd.grad(
+                    [x for x, _ in pairs], list(leaves.values()), [g for _, g in pairs], allow_unused=True, materialize_grads=True
+                )
             found |= {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
     return found
 
