@@ -69,7 +69,7 @@ class Plan:
     tile_m: int = 128
     tile_n: int = 128
     q_stages: int = 2
-    kv_stages: int = 2  # ring slots; each holds one K tile or one V tile (backward: 1, K and V stay)
+    kv_stages: int = 2  # slots for one K or V tile each, see k_stages and v_stages (backward: 2, K and V stay)
     do_stages: int = 0  # backward only
     cta_group: int = 1  # CTAs that run an MMA together; the pair shares operand B (tcgen05, cta_group::2)
     roles: tuple[Role, ...] = ()  # in warp order; the launch table
@@ -102,10 +102,10 @@ class Plan:
         _check_numerics(self)
         if self.roles:
             check_roles(self.roles, _known(arch.registers, arch), _known(arch.max_warps_cta, arch))
-        if self.smem:
-            check_regions("smem", self.smem, _known(arch.smem_bytes_cta, arch), "bytes")
         if self.tmem:
             check_regions("tmem", self.tmem, _known(arch.tmem_columns, arch), "columns")
+        if self.smem:
+            check_regions("smem", self.smem, _known(arch.smem_bytes_cta, arch), "bytes")
 
     @property
     def rows_per_cta(self) -> int:
@@ -123,6 +123,19 @@ class Plan:
     @property
     def head_dim_v_chunks(self) -> tuple[int, ...]:
         return chunks(self.head_dim_v, max(16, MMA_BYTES // self.element_bytes))
+
+    @property
+    def shared_kv_ring(self) -> bool:
+        """Whether K and V tiles have one size, so that all slots form one ring; otherwise K and V have a ring each."""
+        return sum(self.head_dim_chunks) == sum(self.head_dim_v_chunks)
+
+    @property
+    def k_stages(self) -> int:
+        return self.kv_stages - self.v_stages
+
+    @property
+    def v_stages(self) -> int:
+        return self.kv_stages // 2
 
     @property
     def smem_bytes(self) -> int:
@@ -185,6 +198,9 @@ def _known(capacity: int | None, arch: Arch) -> int:
 
 
 def _check_choices(p: Plan, arch: Arch) -> None:
+    for name, kind in (("exp2", Exp2Split), ("schedule", Schedule), ("p_parts", tuple), ("mask", str)):
+        if not isinstance(getattr(p, name), kind):
+            raise ValueError(f"{name} must be a {kind.__name__}, got {getattr(p, name)!r}")
     if p.direction not in (FORWARD, BACKWARD):
         raise ValueError(f"direction must be {FORWARD!r} or {BACKWARD!r}, got {p.direction!r}")
     if p.dtype not in ELEMENT_BYTES:
@@ -200,7 +216,7 @@ def _check_choices(p: Plan, arch: Arch) -> None:
 def _check_tiles(p: Plan, arch: Arch) -> None:
     for name in ("head_dim", "head_dim_v", "tile_m", "tile_n", "q_stages", "kv_stages", "pack_gqa", "num_splits"):
         _check_int(p, name, 1)
-    for name in ("do_stages", "page_size", "rescale_rows"):
+    for name in ("do_stages", "page_size", "rescale_rows", "p_exponent"):
         _check_int(p, name, 0)
     if arch.capability is None:
         return
@@ -217,7 +233,7 @@ def _check_int(p: Plan, name: str, minimum: int) -> None:
 
 
 def _check_numerics(p: Plan) -> None:
-    if not (math.isfinite(p.rescale_threshold) and p.rescale_threshold >= 0):
+    if not isinstance(p.rescale_threshold, (int, float)) or not (math.isfinite(p.rescale_threshold) and p.rescale_threshold >= 0):
         raise ValueError(f"rescale_threshold must be finite and >= 0 (log2 units), got {p.rescale_threshold!r}")
     if p.rescale_rows and p.tile_m % p.rescale_rows:
         raise ValueError(f"rescale_rows must be 0 or divide tile_m={p.tile_m}, got {p.rescale_rows}")

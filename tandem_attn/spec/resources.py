@@ -47,6 +47,31 @@ class Role:
         return f"{self.name} {self.warps}x{self.registers}"
 
 
+class Packer:
+    """Lays regions one behind the other."""
+
+    def __init__(self, align: int) -> None:
+        self._align = align
+        self._regions: list[Region] = []
+
+    def add(self, name: str, size: int) -> None:
+        """A region in free space; size 0 adds none."""
+        if size:
+            start = -(-used(self.regions) // self._align) * self._align
+            self._regions.append(Region(name, start, size))
+
+    def over(self, name: str, size: int, base: str, shift: int = 0) -> None:
+        """A region that reuses the space from ``shift`` within ``base`` on."""
+        start = next(region.offset for region in self._regions if region.name == base) + shift
+        new = Region(name, start, size)
+        shared = tuple(region.name for region in self._regions if region.meets(new))
+        self._regions.append(Region(name, start, size, shared))
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return tuple(self._regions)
+
+
 def used(regions: tuple[Region, ...]) -> int:
     """Bytes or columns from 0 to the end of the last region."""
     return max((region.stop for region in regions), default=0)

@@ -1,0 +1,151 @@
+"""The planner: from a Problem and a chip to a Plan, with the reasons for every choice.
+
+Each chip family enumerates whole candidate plans; a candidate that breaks a capacity never exists, because a Plan validates itself. What
+remains is compared by an ordered list of criteria, and each criterion that decides something leaves a sentence.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tandem_attn.spec import planner_sm90, planner_sm100
+from tandem_attn.spec.arch import Arch, get_arch
+from tandem_attn.spec.errors import UnsupportedError
+from tandem_attn.spec.plan import BACKWARD, FORWARD, Plan
+from tandem_attn.spec.planner_rules import CPU_DTYPES, GPU_DTYPES, Criterion, Grid, fewest_idle_tiles, fixed_fields, rules
+from tandem_attn.spec.problem import HEAD_DIM_MAX, Problem
+
+# Plan fields that only the problem may set.
+_FROM_PROBLEM = frozenset(
+    "arch dtype head_dim head_dim_v page_size varlen seqused deterministic mask softcap sink alibi bias return_lse".split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan and why it is so: one sentence a choice, in the order in which they were made."""
+
+    plan: Plan
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.plan), "Reasons", *(f"  {i}. {reason}" for i, reason in enumerate(self.reasons, 1))])
+
+
+def plan(problem: Problem, arch: Arch | str, **overrides: Any) -> Planned:
+    """Chooses how to compute ``problem`` on ``arch``.
+
+    Args:
+        problem: what is asked. ``problem.backward`` selects the backward kernel.
+        arch: record or name of the chip.
+        overrides: Plan fields to fix, among them ``direction``; the planner chooses the others around them.
+
+    Raises:
+        UnsupportedError: a correct problem that no plan on this chip covers.
+        ValueError: an override that is no Plan field, follows from the problem, is wrong, or leaves no plan that fits the chip.
+    """
+    chip = get_arch(arch) if isinstance(arch, str) else arch
+    direction = overrides.pop("direction", BACKWARD if problem.backward else FORWARD)
+    _check_overrides(problem, chip, direction, overrides)
+    _check_supported(problem, chip)
+    if chip.capability is None:
+        return _plan_cpu(problem, chip, direction, overrides)
+    family = planner_sm90 if chip.capability[0] == 9 else planner_sm100
+    grid = family.FORWARD if direction == FORWARD else family.BACKWARD
+    criteria = (fewest_idle_tiles(problem), *grid.criteria) if direction == FORWARD else grid.criteria
+    best, reasons = choose(_candidates(problem, chip, direction, grid, overrides), criteria)
+    chosen, why = rules(problem, chip, best)
+    free = {name: value for name, value in chosen.items() if name not in overrides}
+    kept = [sentence for name, sentence in (*grid.remarks(problem, best), *why) if name not in overrides]
+    given = [f"{name} = {value}: asked for" for name, value in overrides.items()]
+    return Planned(best.with_(**{**free, **overrides}), (*given, *reasons, *kept))
+
+
+def choose(candidates: Sequence[Plan], criteria: Iterable[Criterion]) -> tuple[Plan, list[str]]:
+    """The candidate that is best by the first criterion that tells them apart, then the next, and the sentences of those that did."""
+    left = list(candidates)
+    reasons = [f"{len(left)} tilings fit the chip"]
+    for criterion in criteria:
+        best = min(criterion.cost(candidate) for candidate in left)
+        kept = [candidate for candidate in left if criterion.cost(candidate) == best]
+        if len(kept) < len(left):
+            reasons.append(f"{criterion.says(kept[0])} ({len(left) - len(kept)} of {len(left)} left out)")
+        left = kept
+    return left[0], reasons
+
+
+def _candidates(problem: Problem, arch: Arch, direction: str, grid: Grid, overrides: dict[str, Any]) -> list[Plan]:
+    base = fixed_fields(problem, arch, direction)
+    axes = {name: (overrides[name],) if name in overrides else values for name, values in grid.axes.items()}
+    found: list[Plan] = []
+    failure: Exception | None = None
+    for combination in itertools.product(*axes.values()):
+        try:
+            found += _built(grid.build, problem, arch, base, dict(zip(axes, combination, strict=True)), overrides)
+        except ValueError as error:
+            failure = error
+    if found:
+        return found
+    if overrides:
+        asked = ", ".join(f"{name}={value}" for name, value in overrides.items())
+        raise ValueError(f"no plan for {problem} on {arch.name} fits the overrides {asked}: {failure}") from failure
+    dims = f"head_dim {problem.head_dim}, head_dim_v {problem.head_dim_v}"
+    raise UnsupportedError(backend=backend_name(arch), missing=f"the {direction} of {dims} ({failure})", nearest=grid.nearest)
+
+
+def _built(
+    build: Callable[..., Plan | None], problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any], overrides: dict[str, Any]
+) -> list[Plan]:
+    if "kv_stages" in overrides:
+        point["kv_stages"] = overrides["kv_stages"]
+    candidate = build(problem, arch, base, point)
+    return [] if candidate is None else [candidate]
+
+
+def backend_name(arch: Arch) -> str:
+    """Name of the kernels for a chip, as errors give it."""
+    return "reference" if arch.capability is None else f"sm_{arch.capability[0]}{arch.capability[1]}"
+
+
+def _plan_cpu(problem: Problem, arch: Arch, direction: str, overrides: dict[str, Any]) -> Planned:
+    base = fixed_fields(problem, arch, direction)
+    # The Blackwell kernels' tiling and grouping, so that the reference shows what they compute.
+    tiling = {"tile_m": 128, "tile_n": 128, "q_stages": 2, "rescale_rows": 32, "do_stages": 0 if direction == FORWARD else 1}
+    if direction == BACKWARD:
+        tiling["q_stages"] = 1
+    reasons = [
+        "128-row query tiles and 128-key blocks as on Blackwell, so that the reference rounds as those kernels do",
+        "exp2 as the hardware function only: a CPU has no MUFU to relieve",
+    ]
+    given = [f"{name} = {value}: asked for" for name, value in overrides.items()]
+    return Planned(Plan(**{**base, **tiling, **overrides}), (*given, *reasons))
+
+
+def _check_overrides(problem: Problem, arch: Arch, direction: str, overrides: dict[str, Any]) -> None:
+    known = {f.name for f in fields(Plan)}
+    for name in overrides:
+        if name not in known:
+            raise ValueError(f"override {name!r} is no Plan field; fields: {', '.join(sorted(known))}")
+        if name in _FROM_PROBLEM:
+            raise ValueError(f"override {name!r} follows from the problem and cannot be set")
+    Plan(**{**fixed_fields(problem, arch, direction), **overrides})  # names the field that is wrong by itself
+
+
+def _check_supported(problem: Problem, arch: Arch) -> None:
+    backend = backend_name(arch)
+    if arch.capability is None:
+        if problem.dtype not in CPU_DTYPES:
+            raise UnsupportedError(backend=backend, missing=f"dtype {problem.dtype}", nearest=", ".join(CPU_DTYPES))
+        return
+    if problem.dtype not in GPU_DTYPES:
+        raise UnsupportedError(backend=backend, missing=f"dtype {problem.dtype}", nearest="float16 or bfloat16, or backend 'reference'")
+    for name in ("head_dim", "head_dim_v"):
+        value = getattr(problem, name)
+        if value > HEAD_DIM_MAX:
+            raise UnsupportedError(backend=backend, missing=f"{name} {value}", nearest=f"{name} up to {HEAD_DIM_MAX}")
+        if value % 8:
+            nearest = f"{name} {-(-value // 8) * 8} with zero padding (TMA reads rows in units of 16 bytes)"
+            raise UnsupportedError(backend=backend, missing=f"{name} {value}", nearest=nearest)

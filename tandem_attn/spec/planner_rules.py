@@ -1,0 +1,202 @@
+"""Choices the planner makes alike on every GPU: schedule, GQA packing, key splits, and what a plan takes over from its problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tandem_attn.spec.arch import Arch, get_arch
+from tandem_attn.spec.plan import BACKWARD, FORWARD, Launch, Plan, Schedule, ScheduleKind, mask_structure
+from tandem_attn.spec.problem import Problem
+from tandem_attn.spec.resources import MMA_BYTES, Packer
+from tandem_attn.spec.schedule import l2_section
+
+GPU_DTYPES = ("float16", "bfloat16")
+CPU_DTYPES = ("float16", "bfloat16", "float32", "float64")
+SMEM_ALIGN = 1024  # bytes; the 128-byte swizzle of TMA repeats every 1024 (PTX ISA, tensor swizzling)
+BARRIER_BYTES = 512  # 64 mbarriers of 8 bytes: more than any of our pipelines has
+MAX_KV_STAGES = 10  # as many as the public kernels use; further slots hide no more latency
+
+_MIN_SPLIT_BLOCKS = 4  # key blocks a split must keep: fewer do not pay for writing and combining a partial result
+_MAX_SPLITS = 128
+
+Choice = tuple[str, str]  # Plan field and the sentence that explains it
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One step of the comparison: lower cost is better; ``says`` explains the winner."""
+
+    cost: Callable[[Plan], float]
+    says: Callable[[Plan], str]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a chip family tries: axes, the function that builds a plan at one point, how plans compare, and what to name when none fits."""
+
+    axes: dict[str, tuple[Any, ...]]
+    build: Callable[..., Plan | None]
+    remarks: Callable[[Problem, Plan], list[Choice]]  # reasons of fields that ``build`` sets without alternatives
+    criteria: tuple[Criterion, ...]
+    nearest: str
+
+
+def fixed_fields(problem: Problem, arch: Arch, direction: str) -> dict[str, Any]:
+    """Plan fields that the problem decides. What only one direction reads is left at its default in the other."""
+    forward = direction == FORWARD
+    return {
+        "arch": arch.name,
+        "direction": direction,
+        "dtype": problem.dtype,
+        "head_dim": problem.head_dim,
+        "head_dim_v": problem.head_dim_v,
+        "page_size": problem.page_size,
+        "varlen": problem.varlen,
+        "seqused": problem.seqused,
+        "deterministic": problem.deterministic and not forward,
+        "mask": mask_structure(problem.mask.code),
+        "softcap": problem.softcap > 0,
+        "sink": problem.sink,
+        "alibi": problem.alibi,
+        "bias": problem.bias,
+        "return_lse": problem.return_lse and forward,
+    }
+
+
+def kv_stages_that_fit(arch: Arch, fixed_bytes: int, k_bytes: int, v_bytes: int) -> int:
+    """K and V slots, alternating from K on, that fit beside ``fixed_bytes`` of shared memory."""
+    room = (arch.smem_bytes_cta or 0) - fixed_bytes
+    pairs, rest = divmod(max(room, 0), k_bytes + v_bytes)
+    return min(MAX_KV_STAGES, 2 * pairs + (rest >= k_bytes))
+
+
+def forward_smem(q_tiles: int, q_bytes: int, stages: int, k_bytes: int, v_bytes: int, o_bytes: int, *, own_o: bool) -> Packer:
+    """Q tiles, K/V slots and O tiles; without ``own_o`` each O tile is staged where its Q lay (Q was read for the last time)."""
+    smem = Packer(SMEM_ALIGN)
+    for i in range(q_tiles):
+        smem.add(f"Q{i}", q_bytes)
+    if k_bytes == v_bytes:
+        smem.add("KV ring", stages * k_bytes)
+    else:
+        smem.add("K ring", (stages - stages // 2) * k_bytes)
+        smem.add("V ring", stages // 2 * v_bytes)
+    for i in range(q_tiles):
+        if own_o:
+            smem.add(f"O{i}", o_bytes)
+        else:
+            smem.over(f"O{i}", o_bytes, f"Q{i}")
+    return smem
+
+
+def too_large(arch: Arch, needed: int) -> ValueError:
+    """No two K/V slots fit beside Q and O."""
+    return ValueError(f"smem: Q, O, one K and one V tile need {needed} bytes, the capacity is {arch.smem_bytes_cta} bytes")
+
+
+def uneven(problem: Problem) -> str:
+    """Why tiles differ in work, or an empty string when they don't."""
+    outer = problem.mask.bounds(problem.seqlen_q, problem.seqlen_k).outer
+    if problem.varlen:
+        return "sequences differ in length"
+    if (outer.lo is None) != (outer.hi is None):
+        return "the mask's triangle gives tiles unlike work"
+    return ""
+
+
+def rules(problem: Problem, arch: Arch, best: Plan) -> tuple[dict[str, Any], list[Choice]]:
+    """Fields chosen after the tiling, and their reasons."""
+    chosen: dict[str, Any] = {}
+    why: list[Choice] = []
+    if best.direction == FORWARD:
+        chosen["pack_gqa"], sentence = _pack_gqa(problem, best)
+        why.append(("pack_gqa", sentence))
+        best = best.with_(pack_gqa=chosen["pack_gqa"])
+        chosen["num_splits"], sentence = _num_splits(problem, arch, best)
+        why.append(("num_splits", sentence))
+        best = best.with_(num_splits=chosen["num_splits"])
+    chosen["schedule"], sentence = _schedule(problem, arch, best)
+    why.append(("schedule", sentence))
+    return chosen, [choice for choice in why if choice[1]]
+
+
+def _tiles(problem: Problem, plan: Plan, pack: int) -> int:
+    rows = plan.rows_per_cta * plan.cta_group
+    return problem.batch * (problem.heads // pack) * -(-problem.seqlen_q * pack // rows)
+
+
+def _pack_gqa(problem: Problem, plan: Plan) -> tuple[int, str]:
+    ratio = problem.heads_per_kv
+    packed, apart = _tiles(problem, plan, ratio), _tiles(problem, plan, 1)
+    if ratio == 1 or packed >= apart:
+        return 1, ""
+    return (
+        ratio,
+        f"{ratio} query heads of a KV head packed into the rows of a tile: {packed} tiles instead of {apart}, K and V read once for all",
+    )
+
+
+def _num_splits(problem: Problem, arch: Arch, plan: Plan) -> tuple[int, str]:
+    tiles = _tiles(problem, plan, plan.pack_gqa)
+    n_blocks = -(-problem.seqlen_k // plan.tile_n)
+    if arch.sms is None or not tiles or 2 * tiles > arch.sms:
+        return 1, ""
+    splits = min(arch.sms // tiles, n_blocks // _MIN_SPLIT_BLOCKS, _MAX_SPLITS)
+    if splits < 2:
+        return 1, ""
+    return (
+        splits,
+        f"keys in {splits} splits, combined afterwards: {tiles} tiles alone would leave {arch.sms - tiles} of {arch.sms} SMs idle",
+    )
+
+
+def _schedule(problem: Problem, arch: Arch, plan: Plan) -> tuple[Schedule, str]:
+    reason = uneven(problem)
+    if plan.direction == BACKWARD:
+        return _backward_schedule(plan, reason)
+    if plan.num_splits > 1:
+        return Schedule(), "one split a CTA, in the order they come: all run at once"
+    heads = l2_section(problem, arch)
+    section = max(1, heads // plan.pack_gqa) if heads else 0
+    l2 = f"; sections of {section} heads, whose K and V fit half of L2" if section else "; K and V of all heads fit half of L2"
+    if not reason:
+        return Schedule(ScheduleKind.NAIVE, Launch.STATIC, section), f"all tiles alike: static persistent, in plain order{l2}"
+    launch = Launch.CLC if arch.tmem_columns else Launch.DYNAMIC
+    # An atomic tile counter took the first Hopper kernel from 580 to 640 TFLOP/s (causal, 16k, H200).
+    how = "the hardware hands out tiles (cluster launch control)" if launch is Launch.CLC else "an atomic counter hands out tiles"
+    return Schedule(ScheduleKind.LPT, launch, section), f"{reason}: longest first, and {how}{l2}"
+
+
+def _backward_schedule(plan: Plan, reason: str) -> tuple[Schedule, str]:
+    if plan.deterministic and reason:
+        return Schedule(ScheduleKind.SPT), f"deterministic and {reason}: shortest first, so that dQ additions, made in order, wait least"
+    if reason:
+        return Schedule(ScheduleKind.LPT), f"{reason}: longest first"
+    return Schedule(), "all tiles alike: plain order"
+
+
+def exp2_remark(plan: Plan) -> Choice:
+    """How the exponentials of a forward tile compare with its MMA, were all of them on MUFU."""
+    arch = get_arch(plan.arch)
+    mma_cycles = 2 * (plan.head_dim + plan.head_dim_v) / (arch.mma_rate(plan.dtype) or 1)  # of one score
+    share = 1 / (arch.mufu or 1) / mma_cycles
+    return "exp2", f"exp2 {plan.exp2}: all on MUFU, it would take {share:.2g} times the cycles of the MMA"
+
+
+def fewest_idle_tiles(problem: Problem) -> Criterion:
+    """Query tiles of a CTA that no row would fill; packing counts the heads of a group as rows."""
+    rows = problem.seqlen_q * problem.heads_per_kv
+
+    def idle(plan: Plan) -> int:
+        return max(0, plan.q_stages - max(1, -(-rows // plan.tile_m)))
+
+    return Criterion(idle, lambda p: f"{p.q_stages} query tile{'s' * (p.q_stages > 1)} of {p.tile_m} rows: all that {rows} rows fill")
+
+
+def p_parts(tile_n: int, element_bytes: int) -> tuple[float, ...]:
+    """P in two parts, the first as near 3/4 as whole MMA steps allow: the PV product starts before the row is finished."""
+    step = MMA_BYTES // element_bytes
+    first = math.floor(0.75 * tile_n / step) * step
+    return (first / tile_n, 1.0) if 0 < first < tile_n else (1.0,)

@@ -1,0 +1,214 @@
+"""Candidate plans for Blackwell: accumulators live in tensor memory, one warp issues all MMAs, softmax and correction are roles of their
+own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem_attn.spec.arch import Arch
+from tandem_attn.spec.exp2 import Exp2Split
+from tandem_attn.spec.plan import Plan
+from tandem_attn.spec.planner_rules import (
+    BARRIER_BYTES,
+    SMEM_ALIGN,
+    Choice,
+    Criterion,
+    Grid,
+    exp2_remark,
+    forward_smem,
+    kv_stages_that_fit,
+    p_parts,
+    too_large,
+    uneven,
+)
+from tandem_attn.spec.problem import Problem
+from tandem_attn.spec.resources import Packer, Role, chunks
+
+_F32 = 4
+_PAIR_HEAD_DIM = 128  # from here on a CTA pair pays: below, K and V tiles are small and the exponential decides alone
+_DQ_COLUMNS, _DQ_STAGES = 32, 2  # dQ leaves tensor memory in slices of 32 columns, one being written while one is added
+
+
+def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:
+    tile_m, tile_n, q_stages, pair = point["tile_m"], point["tile_n"], point["q_stages"], point["cta_group"]
+    if pair == 2 and _pair_objection(problem, tile_m * q_stages):
+        return None
+    d, dv, e = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v)), problem.element_bytes
+    q_bytes, o_bytes = tile_m * d * e, tile_m * dv * e
+    k_bytes, v_bytes = tile_n * d * e // pair, tile_n * dv * e // pair  # each CTA of a pair holds half of operand B
+    own_o = not point["o_over_q"]
+    if not own_o and o_bytes > q_bytes:
+        return None
+    stats = 2 * q_stages * tile_m * _F32  # alpha, then the row sum, from softmax to correction
+    fixed = q_stages * (q_bytes + (o_bytes if own_o else 0)) + stats + BARRIER_BYTES
+    stages = point.get("kv_stages") or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
+    if stages < 2:
+        raise too_large(arch, fixed + k_bytes + v_bytes)
+    smem = forward_smem(q_stages, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
+    smem.add("row stats", stats)
+    smem.add("barriers", BARRIER_BYTES)
+    fields = {k: v for k, v in point.items() if k != "o_over_q"}
+    technique = {"exp2": _exp2(problem, arch), "rescale_rows": 32, "p_parts": p_parts(tile_n, e)}
+    tmem = _forward_tmem(q_stages, tile_n, dv, e)
+    return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(q_stages), "smem": smem.regions, "tmem": tmem})
+
+
+def _pair_objection(problem: Problem, rows: int) -> str:
+    """Why a CTA pair does not suit the problem; empty when it does."""
+    if max(problem.head_dim, problem.head_dim_v) < _PAIR_HEAD_DIM:
+        return "the exponential decides alone"
+    if uneven(problem) or problem.seqused or problem.page_size:
+        return "the two CTAs of a pair would have unlike work or scattered keys"
+    return "" if problem.seqlen_q > rows else "one CTA covers all queries"
+
+
+def _forward_tmem(q_stages: int, tile_n: int, dv: int, element_bytes: int) -> tuple[Any, ...]:
+    """Two S tiles and an O tile for each query tile. With one query tile the two S tiles take turns. P lies over the end of its S."""
+    tmem = Packer(16)
+    for i in range(2):
+        tmem.add(f"S{i}", tile_n)
+    for i in range(q_stages):
+        tmem.add(f"O{i}", dv)
+    p_columns = tile_n * element_bytes // _F32
+    for i in range(2):
+        tmem.over(f"P{i}", p_columns, f"S{i}", tile_n - p_columns)
+    return tmem.regions
+
+
+def _roles(q_stages: int) -> tuple[Role, ...]:
+    # With 24 registers for the small roles, correction gets 104 and no loop spills; at the public kernels' 80 it does (compiled for
+    # sm_100a).
+    softmax = [Role(f"softmax{i}", 4, 192) for i in range(q_stages)]
+    return (*softmax, Role("correction", 4, 104), Role("mma", 1, 24), Role("load", 1, 24))
+
+
+def _exp2(problem: Problem, arch: Arch) -> Exp2Split:
+    """Pairs of 16 on FMA units. The public kernels take 3 (d128), 2 (d128 causal), 1 (d192 causal), none where MUFU is twice as fast."""
+    if (arch.mufu or 0) >= 32:
+        return Exp2Split()
+    mean_dim = (problem.head_dim + problem.head_dim_v) / 2  # exp cycles over MMA cycles are 128 / mean_dim
+    if mean_dim >= 256:
+        return Exp2Split()
+    if mean_dim > 128:
+        return Exp2Split(fma_pairs=1)
+    if mean_dim < 96:
+        return Exp2Split(fma_pairs=4)  # the upper end of the paper's 10-25 %: the MMA waits longest here
+    return Exp2Split(fma_pairs=2 if uneven(problem) else 3)
+
+
+def _backward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:  # noqa: ARG001
+    tile_m, tile_n, pair = point["tile_m"], point["tile_n"], point["cta_group"]
+    q_stages, do_stages = point["q_stages"], point["do_stages"]
+    if pair == 2 and _backward_pair_objection(problem, tile_n):
+        return None
+    d, dv, e = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v)), problem.element_bytes
+    tmem = _backward_tmem(tile_m, tile_n, d, dv, pair)
+    smem = _backward_smem(point, d, dv, e)
+    registers = (152, 136, 88) if pair == 1 else (136, 136, 104)  # public FA4 kernels; each sums to 65,536
+    roles = [Role("reduce", 4, registers[0]), Role("compute", 8, registers[1]), Role("mma", 1, registers[2]), Role("load", 1, registers[2])]
+    if pair == 2:
+        roles.append(Role("relay", 1, registers[2]))
+    stages = {"q_stages": q_stages, "do_stages": do_stages, "kv_stages": 2}
+    return Plan(**{**base, **point, **stages, "roles": tuple(roles), "smem": smem, "tmem": tmem})
+
+
+def _backward_pair_objection(problem: Problem, tile_n: int) -> str:
+    if max(problem.head_dim, problem.head_dim_v) < _PAIR_HEAD_DIM:
+        return "tiles are small enough for shared memory to keep up"
+    if problem.deterministic:
+        return "dQ additions are ordered tile by tile"
+    if problem.varlen:
+        return "sequences may hold an odd number of key tiles"
+    return "" if problem.seqlen_k > tile_n else "one CTA covers all keys"
+
+
+def _backward_tmem(tile_m: int, tile_n: int, d: int, dv: int, pair: int) -> tuple[Any, ...]:
+    """Transposed products: S^T and dP^T have keys as lanes and queries as columns; P and dS (16 bits) lie over the start of theirs."""
+    del tile_n  # lanes
+    tmem = Packer(16)
+    tmem.add("S", tile_m)
+    tmem.add("dV", dv)
+    tmem.add("dP", tile_m if pair == 2 else max(tile_m, d))
+    tmem.add("dK", d)
+    tmem.over("P", tile_m // 2, "S")
+    tmem.over("dS", tile_m // 2, "dP")
+    if pair == 1:
+        tmem.over("dQ", d, "dP")  # after dS was read by the dK product
+    else:
+        tmem.over("dQ", d // 2, "S", tile_m // 2)  # 64 queries of the pair's 128: half the columns
+    return tmem.regions
+
+
+def _backward_smem(point: dict[str, Any], d: int, dv: int, e: int) -> tuple[Any, ...]:
+    tile_m, tile_n, pair = point["tile_m"], point["tile_n"], point["cta_group"]
+    smem = Packer(SMEM_ALIGN)
+    smem.add("K", tile_n * d * e)
+    smem.add("V", tile_n * dv * e)
+    if pair == 2:
+        smem.add("K of the pair", 2 * tile_n * d // 2 * e)  # operand B of dQ: all keys of the pair, half of the columns
+    smem.add("Q ring", point["q_stages"] * tile_m * d * e // pair)
+    smem.add("dO ring", point["do_stages"] * tile_m * dv * e // pair)
+    if pair == 2:
+        smem.add("Q transposed", tile_m * d * e // 2)  # operand B is halved along other axes for dK and dV
+        smem.add("dO transposed", tile_m * dv * e // 2)
+    smem.add("dS", tile_m * tile_n * e)
+    if pair == 2:
+        smem.add("dS outgoing", tile_m * tile_n * e // 2)  # to the peer, through distributed shared memory
+    smem.add("dQ", _DQ_STAGES * tile_m // pair * _DQ_COLUMNS * _F32)
+    smem.add("LSE and delta", (point["q_stages"] + point["do_stages"]) * tile_m * _F32)
+    smem.add("barriers", BARRIER_BYTES)
+    return smem.regions
+
+
+def _o_over_q(plan: Plan) -> bool:
+    return any(region.name == "O0" and region.overlaps for region in plan.smem)
+
+
+def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:
+    remarks = []
+    if plan.cta_group == 1:
+        objection = _pair_objection(problem, plan.rows_per_cta)
+        remarks.append(("cta_group", f"one CTA a tile: {objection or 'a pair does not fit'}"))
+    remarks += [
+        exp2_remark(plan),
+        ("rescale_rows", f"O is rescaled by a warp only when one of its row maxima grew by more than 2^{plan.rescale_threshold:g}"),
+    ]
+    if len(plan.p_parts) > 1:
+        remarks.append(("p_parts", f"P is signalled at {plan.p_parts[0]:.0%}: the PV product starts before the row is finished"))
+    return remarks
+
+
+def _backward_remarks(problem: Problem, plan: Plan) -> list[Choice]:
+    remarks = [("exp2", "exp2 on MUFU only: five products a tile leave it ample time")]
+    if plan.cta_group == 1:
+        remarks.append(("cta_group", f"one CTA a tile: {_backward_pair_objection(problem, plan.tile_n) or 'a pair does not fit'}"))
+    return remarks
+
+
+FORWARD = Grid(
+    axes={"tile_m": (128,), "tile_n": (128, 64), "q_stages": (2, 1), "cta_group": (2, 1), "o_over_q": (False, True)},
+    build=_forward,
+    remarks=_forward_remarks,
+    criteria=(
+        Criterion(
+            lambda p: -p.q_stages, lambda p: f"{p.q_stages} query tiles of {p.tile_m} rows: one's softmax runs under the other's MMA"
+        ),
+        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
+        Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair shares K and V: half the shared memory and traffic for them in each"),
+        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
+        Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
+        Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
+    ),
+    nearest="head_dim and head_dim_v up to 256",
+)
+BACKWARD = Grid(
+    axes={"tile_m": (128,), "tile_n": (128,), "q_stages": (2, 1), "do_stages": (1,), "cta_group": (2, 1)},
+    build=_backward,
+    remarks=_backward_remarks,
+    criteria=(
+        Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair: half of each operand B and half of the dQ additions in each CTA"),
+        Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} Q stages: all that fit"),
+    ),
+    nearest="head_dim and head_dim_v up to 128 (S, dP, dK, dV and dQ share 512 columns), or a Hopper chip",
+)

@@ -1,0 +1,128 @@
+"""Candidate plans for Hopper: accumulators live in the registers of two or three consumer warpgroups, one producer warp loads by TMA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem_attn.spec.arch import Arch
+from tandem_attn.spec.plan import Plan
+from tandem_attn.spec.planner_rules import (
+    BARRIER_BYTES,
+    SMEM_ALIGN,
+    Choice,
+    Criterion,
+    Grid,
+    exp2_remark,
+    forward_smem,
+    kv_stages_that_fit,
+    too_large,
+)
+from tandem_attn.spec.problem import Problem
+from tandem_attn.spec.resources import Packer, Role, chunks
+
+_CONSUMER = {1: 240, 2: 240, 3: 160}  # registers a thread (public FA3 and FA4 kernels); the rest of 65,536 goes to the producer's warpgroup
+_PRODUCER = {1: 24, 2: 24, 3: 32}
+_SPARE = 32  # registers a thread besides accumulators and P: row statistics, addresses, loop state
+_THREADS = 128  # of a warpgroup
+_WGMMA_ROWS = 64  # rows of A in one wgmma (PTX ISA)
+
+
+def _roles(consumers: int) -> tuple[Role, ...]:
+    each = [Role(f"consumer{i}", 4, _CONSUMER[consumers]) for i in range(consumers)]
+    return (*each, Role("producer", 1, _PRODUCER[consumers]))
+
+
+def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:
+    consumers, tile_m, tile_n = point["q_stages"], point["tile_m"], point["tile_n"]
+    if consumers not in _CONSUMER:
+        raise ValueError(f"q_stages must be 1, 2 or 3 on {arch.name} (consumer warpgroups), got {consumers}")
+    d, dv = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v))
+    scores, out, p = tile_m * tile_n // _THREADS, tile_m * dv // _THREADS, tile_m * tile_n // _THREADS // 2
+    live = out + scores + (scores if point["intra_overlap"] else p)  # the next S arrives while this block's softmax still reads S
+    if live > _CONSUMER[consumers] - _SPARE:
+        raise ValueError(f"registers: {live} for accumulators leave no {_SPARE} of {_CONSUMER[consumers]} a thread")
+    e = problem.element_bytes
+    q_bytes, o_bytes, k_bytes, v_bytes = tile_m * d * e, tile_m * dv * e, tile_n * d * e, tile_n * dv * e
+    own_o = not point["o_over_q"]
+    fixed = consumers * (q_bytes + (o_bytes if own_o else 0)) + BARRIER_BYTES
+    if not own_o and o_bytes > q_bytes:
+        return None
+    stages = point.get("kv_stages") or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
+    if stages < 2:
+        raise too_large(arch, fixed + k_bytes + v_bytes)
+    smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
+    smem.add("barriers", BARRIER_BYTES)
+    fields = {k: v for k, v in point.items() if k != "o_over_q"}
+    return Plan(**{**base, **fields, "kv_stages": stages, "rescale_rows": 0, "roles": _roles(consumers), "smem": smem.regions})
+
+
+def _backward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:  # noqa: ARG001
+    tile_m, tile_n, q_stages, do_stages = point["tile_m"], point["tile_n"], point["q_stages"], point["do_stages"]
+    if do_stages > q_stages:
+        return None
+    d, dv = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v))
+    live = (tile_n * (d + dv) + 2 * tile_m * tile_n) // (2 * _THREADS)  # dK, dV, S and dP over two warpgroups
+    if live > _CONSUMER[2] - _SPARE:
+        raise ValueError(f"registers: {live} for dK, dV, S and dP leave no {_SPARE} of {_CONSUMER[2]} a thread")
+    e = problem.element_bytes
+    smem = Packer(SMEM_ALIGN)
+    smem.add("K", tile_n * d * e)
+    smem.add("V", tile_n * dv * e)
+    smem.add("Q ring", q_stages * tile_m * d * e)
+    smem.add("dO ring", do_stages * tile_m * dv * e)
+    if tile_n < 2 * _WGMMA_ROWS:
+        smem.add("P", tile_m * tile_n * e)  # both warpgroups need all of it; else each keeps the rows of its own keys in registers
+    smem.add("dS", tile_m * tile_n * e)
+    smem.add("dQ", tile_m * d * 4)  # fp32, added to global memory by TMA
+    smem.add("LSE and delta", (q_stages + do_stages) * tile_m * 4)
+    smem.add("barriers", BARRIER_BYTES)
+    return Plan(**{**base, **point, "kv_stages": 2, "roles": _roles(2), "smem": smem.regions})
+
+
+def _smem_over_mma(plan: Plan) -> float:
+    """Shared-memory cycles per MMA cycle of S = QK^T: each warpgroup reads its Q and all of K (128 B and 4096 FLOP a clock)."""
+    d = sum(plan.head_dim_chunks)
+    return max(1.0, (plan.tile_m + plan.tile_n) * d * plan.element_bytes / 128 / (2 * plan.tile_m * plan.tile_n * d / 4096))
+
+
+def _o_over_q(plan: Plan) -> bool:
+    return any(region.overlaps for region in plan.smem)
+
+
+def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:  # noqa: ARG001
+    return [
+        exp2_remark(plan),
+        ("rescale_rows", "O is always rescaled: it lies in registers, where a branch costs more than the multiplications"),
+    ]
+
+
+def _backward_remarks(problem: Problem, plan: Plan) -> list[Choice]:  # noqa: ARG001
+    return [("exp2", "exp2 on MUFU only: five products a tile leave it ample time")]
+
+
+FORWARD = Grid(
+    axes={"tile_m": (64,), "tile_n": (128, 64), "q_stages": (3, 2, 1), "intra_overlap": (True, False), "o_over_q": (False, True)},
+    build=_forward,
+    remarks=_forward_remarks,
+    criteria=(
+        Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
+        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
+        Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
+        Criterion(lambda p: not p.intra_overlap, lambda _: "the next S = QK^T runs under this block's softmax: registers hold both"),
+        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
+        Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
+        Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
+    ),
+    nearest="head_dim and head_dim_v up to 256",
+)
+BACKWARD = Grid(
+    axes={"tile_m": (128, 64), "tile_n": (128, 64), "q_stages": (2, 1), "do_stages": (2, 1)},
+    build=_backward,
+    remarks=_backward_remarks,
+    criteria=(
+        Criterion(lambda p: -p.tile_m * p.tile_n, lambda p: f"{p.tile_m} x {p.tile_n} tiles: the largest that registers and memory hold"),
+        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n} keys a CTA: dQ is added to global memory least often"),
+        Criterion(lambda p: -(p.q_stages + p.do_stages), lambda p: f"{p.q_stages} Q and {p.do_stages} dO stages: all that fit"),
+    ),
+    nearest="head_dim and head_dim_v up to 256",
+)

@@ -1,0 +1,244 @@
+"""Planner: the public kernels' tilings come out, every head dimension plans or says why not, overrides are kept and checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem_attn.spec.arch import get_arch
+from tandem_attn.spec.errors import UnsupportedError
+from tandem_attn.spec.exp2 import Exp2Split
+from tandem_attn.spec.masks import Causal, Full, Mask, Window
+from tandem_attn.spec.plan import Launch, Plan, Schedule, ScheduleKind
+from tandem_attn.spec.planner import Planned, choose, plan
+from tandem_attn.spec.planner_rules import Criterion
+from tandem_attn.spec.problem import Problem
+
+GPUS = ("H100", "H200", "B100", "B200", "B300")
+
+
+def problem(head_dim: int = 128, head_dim_v: int = 0, **changes: Any) -> Problem:
+    base: dict[str, Any] = {"batch": 2, "seqlen_q": 8192, "seqlen_k": 8192, "heads": 16, "heads_kv": 16}
+    return Problem(**{**base, "head_dim": head_dim, "head_dim_v": head_dim_v, **changes})
+
+
+# Public kernels, paper.md: CTA rows x keys; head_dim 192 and 256 there are 128x(80|112) and 128x(64|80), here the powers of two Gluon has.
+@pytest.mark.parametrize(
+    ("dims", "rows", "tile_n", "registers"),
+    [
+        ((64, 64), 192, 128, (160, 160, 160, 32)),
+        ((128, 128), 128, 128, (240, 240, 24)),
+        ((192, 128), 128, 128, (240, 240, 24)),
+        ((192, 192), 128, 128, (240, 240, 24)),
+        ((256, 256), 128, 64, (240, 240, 24)),
+    ],
+)
+def test_hopper_forward_tiles(dims: tuple[int, int], rows: int, tile_n: int, registers: tuple[int, ...]) -> None:
+    got = plan(problem(*dims), "H200").plan
+    assert (got.rows_per_cta, got.tile_n) == (rows, tile_n)
+    assert tuple(role.registers for role in got.roles) == registers
+    assert not got.tmem and got.exp2.fraction == 0.0
+
+
+@pytest.mark.parametrize(("dim", "tile"), [(64, (128, 128)), (96, (64, 128)), (128, (64, 128)), (192, (64, 64)), (256, (64, 64))], ids=str)
+def test_hopper_backward_tiles(dim: int, tile: tuple[int, int]) -> None:
+    got = plan(problem(dim), "H100", direction="backward").plan
+    assert (got.tile_m, got.tile_n) == tile
+
+
+@pytest.mark.parametrize(
+    ("dims", "mask", "kv_stages", "cta_group"),
+    [
+        ((64, 64), Full(), 10, 1),
+        ((96, 96), Full(), 5, 1),
+        ((128, 128), Causal(), 3, 1),
+        ((128, 128), Full(), 6, 2),
+        ((192, 128), Causal(), 3, 1),
+    ],
+    ids=str,
+)
+def test_blackwell_forward_matches_public_kernels(dims: tuple[int, int], mask: Mask, kv_stages: int, cta_group: int) -> None:
+    got = plan(problem(*dims, mask=mask), "B200").plan
+    assert (got.kv_stages, got.cta_group, got.q_stages, got.tile_m, got.tile_n) == (kv_stages, cta_group, 2, 128, 128)
+
+
+def test_blackwell_tensor_memory_is_exactly_accounted() -> None:
+    forward = plan(problem(mask=Causal()), "B200").plan
+    assert forward.tmem_columns == 512
+    at = {region.name: region.offset for region in forward.tmem}
+    assert at == {"S0": 0, "S1": 128, "O0": 256, "O1": 384, "P0": 64, "P1": 192}
+    backward = plan(problem(mask=Causal(), deterministic=True), "B200", direction="backward").plan
+    at = {region.name: region.offset for region in backward.tmem}
+    assert at == {"S": 0, "P": 0, "dV": 128, "dP": 256, "dS": 256, "dQ": 256, "dK": 384}
+    pair = plan(problem(), "B200", direction="backward").plan
+    assert pair.cta_group == 2 and {r.name: (r.offset, r.size) for r in pair.tmem}["dQ"] == (64, 64)
+    assert (forward.warps, pair.warps) == (14, 15)
+
+
+def test_exp2_fraction_follows_the_chip_and_mask() -> None:
+    fractions = {
+        (chip, mask.code): plan(problem(mask=mask), chip).plan.exp2.fraction
+        for chip in ("B200", "B300", "H200", "CPU")
+        for mask in (Full(), Causal())
+    }
+    assert [fractions[chip, Full().code] for chip in ("B200", "B300", "H200", "CPU")] == [0.1875, 0, 0, 0]
+    assert [fractions[chip, Causal().code] for chip in ("B200", "B300", "H200", "CPU")] == [0.125, 0, 0, 0]
+    assert plan(problem(192, 128, mask=Causal()), "B200").plan.exp2.fraction == 0.0625
+
+
+@pytest.mark.parametrize("chip", GPUS)
+def test_every_head_dim_plans_forward(chip: str) -> None:
+    for dim in range(8, 257, 8):
+        got = plan(problem(dim), chip)
+        arch = get_arch(chip)
+        assert sum(got.plan.head_dim_chunks) >= dim and got.plan.smem_bytes <= (arch.smem_bytes_cta or 0)
+        assert got.plan.tmem_columns <= (arch.tmem_columns or 0)
+        assert got.plan.kv_stages >= 2 and got.plan.roles and got.reasons
+
+
+@pytest.mark.parametrize("chip", GPUS)
+def test_every_head_dim_plans_backward_or_says_why(chip: str) -> None:
+    for dim in range(8, 257, 8):
+        if chip.startswith("H") or dim <= 128:
+            assert plan(problem(dim), chip, direction="backward").plan.smem
+            continue
+        with pytest.raises(UnsupportedError, match="nearest that works: head_dim and head_dim_v up to 128") as raised:
+            plan(problem(dim), chip, direction="backward")
+        assert f"head_dim {dim}" in raised.value.missing and "capacity" in raised.value.missing
+
+
+@pytest.mark.parametrize(
+    ("changes", "chip", "missing", "nearest"),
+    [
+        ({"dtype": "float32"}, "H200", "dtype float32", "float16 or bfloat16, or backend 'reference'"),
+        ({"head_dim": 264}, "B200", "head_dim 264", "head_dim up to 256"),
+        ({"head_dim_v": 512}, "B200", "head_dim_v 512", "head_dim_v up to 256"),
+        ({"head_dim": 100}, "H100", "head_dim 100", "head_dim 104 with zero padding"),
+    ],
+)
+def test_unsupported_problems_name_the_nearest(changes: dict[str, Any], chip: str, missing: str, nearest: str) -> None:
+    with pytest.raises(UnsupportedError) as raised:
+        plan(problem(**changes), chip)
+    assert missing in raised.value.missing and nearest in raised.value.nearest
+
+
+def test_cpu_plans_what_the_gpu_does_not() -> None:
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        got = plan(problem(300, dtype=dtype), "cpu").plan
+        assert (got.tile_m, got.tile_n, got.q_stages, got.roles, got.smem) == (128, 128, 2, (), ())
+    assert plan(problem(), "CPU", exp2=Exp2Split(4, 2), tile_m=4, tile_n=3, rescale_rows=2).plan.tile_n == 3
+
+
+def test_schedules() -> None:
+    full, causal = problem(), problem(mask=Causal())
+    assert plan(full, "B200").plan.schedule == Schedule(ScheduleKind.NAIVE, Launch.STATIC, 11)
+    assert plan(causal, "B200").plan.schedule == Schedule(ScheduleKind.LPT, Launch.CLC, 11)
+    assert plan(causal, "H200").plan.schedule.launch is Launch.DYNAMIC
+    assert plan(problem(mask=Window(64, 64)), "H200").plan.schedule.kind is ScheduleKind.NAIVE
+    assert plan(problem(varlen=True), "H200").plan.schedule.kind is ScheduleKind.LPT
+    backward = {d: plan(problem(mask=Causal(), deterministic=d), "B200", direction="backward").plan.schedule.kind for d in (False, True)}
+    assert backward == {False: ScheduleKind.LPT, True: ScheduleKind.SPT}
+
+
+def test_decoding_packs_heads_and_splits_keys() -> None:
+    decode = problem(batch=1, seqlen_q=1, seqlen_k=32768, heads=32, heads_kv=8)
+    got = plan(decode, "H200").plan
+    assert (got.pack_gqa, got.num_splits, got.q_stages) == (4, 16, 1)
+    assert plan(problem(heads_kv=4), "H200").plan.pack_gqa == 1, "full tiles gain nothing from packing"
+    assert plan(problem(batch=1, seqlen_q=1, seqlen_k=512), "H200").plan.num_splits == 1, "too few key blocks to split"
+
+
+def test_only_the_direction_concerned_enters_the_key() -> None:
+    training = problem(backward=True, deterministic=True, return_lse=True)
+    forward, backward = plan(training, "H200", direction="forward").plan, plan(training, "H200").plan
+    assert backward.direction == "backward" and backward.deterministic and not backward.return_lse
+    assert forward.return_lse and not forward.deterministic
+    assert plan(problem(mask=Window(5, 6)), "H200").plan == plan(problem(mask=Window(7, 8)), "H200").plan
+
+
+def test_overrides_are_kept_and_said() -> None:
+    asked = {"exp2": Exp2Split(5, 4), "cta_group": 1, "q_stages": 1, "schedule": Schedule(ScheduleKind.LPT), "rescale_threshold": 0.0}
+    got = plan(problem(), "B200", **asked)
+    assert {name: getattr(got.plan, name) for name in asked} == asked
+    assert got.reasons[0].startswith("exp2 = 25.00% on FMA") and got.reasons[0].endswith("asked for")
+    assert not any("static persistent" in reason for reason in got.reasons)
+    assert plan(problem(seqlen_q=1), "B200", q_stages=2).plan.q_stages == 2
+    assert plan(problem(), "B200", kv_stages=4).plan.kv_stages == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"tile": 128}, "override 'tile' is no Plan field"),
+        ({"head_dim": 64}, "override 'head_dim' follows from the problem"),
+        ({"tile_n": "wide"}, "tile_n must be an int >= 1, got 'wide'"),
+        ({"tile_m": 96}, "tile_m must be 64 or 128"),
+        ({"exp2": 0.25}, "exp2 must be a Exp2Split, got 0.25"),
+        ({"rescale_threshold": "high"}, "rescale_threshold must be finite"),
+        ({"direction": "up"}, "direction must be 'forward' or 'backward', got 'up'"),
+        ({"kv_stages": 40}, "fits the overrides kv_stages=40: smem"),
+        ({"q_stages": 3}, "fits the overrides q_stages=3: "),
+    ],
+)
+def test_overrides_are_checked(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(problem(), "B200", **overrides)
+
+
+def test_choose_applies_criteria_in_order() -> None:
+    plans = [
+        Plan(arch="CPU", direction="forward", dtype="float32", head_dim=8, head_dim_v=8, tile_m=m, tile_n=n)
+        for m in (32, 64)
+        for n in (1, 2)
+    ]
+    wide = Criterion(lambda p: -p.tile_n, lambda p: f"wide {p.tile_n}")
+    same = Criterion(lambda _: 0, lambda _: "never said")
+    tall = Criterion(lambda p: -p.tile_m, lambda p: f"tall {p.tile_m}")
+    best, reasons = choose(plans, (same, wide, tall))
+    assert (best.tile_m, best.tile_n) == (64, 2)
+    assert reasons == ["4 tilings fit the chip", "wide 2 (2 of 4 left out)", "tall 64 (1 of 2 left out)"]
+
+
+def test_planned_prints_its_reasons() -> None:
+    text = str(plan(problem(), "B200"))
+    assert "Reasons\n  1. " in text and "tmem = S0[0:128], S1[128:256]" in text
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([*GPUS, "CPU"]),
+    st.integers(1, 256),
+    st.integers(1, 256),
+    st.integers(0, 4),
+    st.integers(0, 40_000),
+    st.integers(0, 40_000),
+    st.sampled_from([(1, 1), (12, 1), (12, 4), (7, 7)]),
+    st.sampled_from([Full(), Causal(), Window(100, 0), Window(0, None)]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_problem_plans_or_is_unsupported(
+    chip: str, d: int, dv: int, batch: int, sq: int, sk: int, heads: tuple[int, int], mask: Mask, backward: bool, varlen: bool
+) -> None:
+    asked = Problem(
+        batch=batch,
+        seqlen_q=sq,
+        seqlen_k=sk,
+        heads=heads[0],
+        heads_kv=heads[1],
+        head_dim=d,
+        head_dim_v=dv,
+        mask=mask,
+        backward=backward,
+        varlen=varlen,
+    )
+    try:
+        got = plan(asked, chip)
+    except UnsupportedError as error:
+        assert error.backend.startswith("sm_") and error.nearest
+        return
+    assert isinstance(got, Planned) and hash(got.plan) == hash(plan(asked, chip).plan)
+    assert got.plan.direction == ("backward" if backward else "forward") and asked.heads % got.plan.pack_gqa == 0
