@@ -94,6 +94,8 @@ class Plan:
     bias: bool = False
     return_lse: bool = False
     intra_overlap: bool = False  # Hopper: the next S = QK is issued before this block's softmax
+    q_registers: bool = False  # Hopper: Q is operand A from registers, and its shared memory is free for the next tile's
+    ping_pong: bool = False  # Hopper: the consumers issue their products in turns, so that one's softmax runs under another's MMA
 
     def __post_init__(self) -> None:
         arch = get_arch(self.arch)

@@ -38,7 +38,8 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
         raise ValueError(f"q_stages must be 1, 2 or 3 on {arch.name} (consumer warpgroups), got {consumers}")
     d, dv = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v))
     scores, out, p = tile_m * tile_n // _THREADS, tile_m * dv // _THREADS, tile_m * tile_n // _THREADS // 2
-    live = out + scores + (scores if point["intra_overlap"] else p)  # the next S arrives while this block's softmax still reads S
+    q = tile_m * d // _THREADS // 2 if point["q_registers"] else 0
+    live = out + scores + p + q  # S arrives while P of the block before is an operand of P V
     if live > _CONSUMER[consumers] - _SPARE:
         raise ValueError(f"registers: {live} for accumulators leave no {_SPARE} of {_CONSUMER[consumers]} a thread")
     e = problem.element_bytes
@@ -101,15 +102,23 @@ def _backward_remarks(problem: Problem, plan: Plan) -> list[Choice]:  # noqa: AR
 
 
 FORWARD = Grid(
-    axes={"tile_m": (64,), "tile_n": (128, 64), "q_stages": (3, 2, 1), "intra_overlap": (True, False), "o_over_q": (False, True)},
+    axes={
+        "tile_m": (64,),
+        "tile_n": (128, 64),
+        "q_stages": (3, 2, 1),
+        "q_registers": (False, True),
+        "intra_overlap": (True,),
+        "ping_pong": (True,),
+        "o_over_q": (False,),
+    },
     build=_forward,
     remarks=_forward_remarks,
     criteria=(
+        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
         Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
-        Criterion(lambda p: not p.intra_overlap, lambda _: "the next S = QK^T runs under this block's softmax: registers hold both"),
-        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
+        Criterion(lambda p: p.q_registers, lambda _: "Q stays in shared memory: its registers are needed for S and P"),
         Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     ),
