@@ -61,10 +61,15 @@ def load_tile(plan: gl.constexpr, desc, tail, chunks: gl.constexpr, batch, rows,
 
 @gluon.jit
 def store_tile(plan: gl.constexpr, desc, tail, chunks: gl.constexpr, batch, rows, head, row, slot, slot_tail):
-    """A tile from shared memory to rows from ``row`` on."""
-    tma.async_store(desc, _coords(plan, batch, rows, head, row, 0), slot)
-    if len(chunks) > 1:
-        tma.async_store(tail, _coords(plan, batch, rows, head, row, chunks[0]), slot_tail)
+    """A tile from shared memory to rows from ``row`` on; in padded tensors also rows that are not in use (they get zeros)."""
+    if plan.varlen:
+        tma.async_store(desc, _coords(plan, batch, rows, head, row, 0), slot)
+        if len(chunks) > 1:
+            tma.async_store(tail, _coords(plan, batch, rows, head, row, chunks[0]), slot_tail)
+    else:
+        tma.async_store(desc, [batch, head, row, 0], slot)
+        if len(chunks) > 1:
+            tma.async_store(tail, [batch, head, row, chunks[0]], slot_tail)
 
 
 @gluon.jit

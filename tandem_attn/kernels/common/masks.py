@@ -3,6 +3,10 @@
 The structure is text, such as ``and(window(None,0,bottom-right),document(#,#))``; a ``#`` in a window is a runtime scalar.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
@@ -11,9 +15,21 @@ FAR = gl.constexpr(1 << 29)  # an unbounded side; sums of two stay within int32
 MAX_SCALARS = 4  # runtime window bounds a kernel takes
 
 
+@dataclass(frozen=True)
+class Node:
+    """A mask structure, taken apart."""
+
+    kind: str  # full, window, and, or
+    a: Node | None = None
+    b: Node | None = None
+    left: str = ""  # window bounds: "None", a number, or "#i", the runtime bound number i
+    right: str = ""
+    align: str = ""
+
+
 @gluon.constexpr_function
 def parse(code):
-    """The structure as nested tuples; a runtime bound becomes ``("scalar", its number)``."""
+    """The structure of a mask's code."""
     tree, rest = _parse(code, iter(range(MAX_SCALARS)))
     assert not rest, code
     return tree
@@ -25,36 +41,34 @@ def _parse(text, scalars):
     if kind in ("and", "or"):
         a, rest = _parse(rest, scalars)
         b, rest = _parse(rest[1:], scalars)
-        return (kind, a, b), rest[1:]
+        return Node(kind, a, b), rest[1:]
     body, _, rest = rest.partition(")")
     if kind == "window":
         left, right, align = body.split(",")
-        return (kind, _bound(left, scalars), _bound(right, scalars), align), rest
-    return (kind,), rest
+        return Node(kind, left=_bound(left, scalars), right=_bound(right, scalars), align=align), rest
+    return Node(kind), rest
 
 
 @gluon.constexpr_function
 def _bound(text, scalars):
-    if text == "None":
-        return None
-    return ("scalar", next(scalars)) if text == "#" else int(text)
+    return f"#{next(scalars)}" if text == "#" else text
 
 
 @gluon.constexpr_function
 def has_full_blocks(tree):
     """Whether some blocks may need no element mask."""
-    if tree[0] in ("and", "or"):
-        parts = [has_full_blocks(tree[1]), has_full_blocks(tree[2])]
-        return all(parts) if tree[0] == "and" else any(parts)
-    return tree[0] in ("full", "window")
+    if tree.kind in ("and", "or"):
+        parts = [has_full_blocks(tree.a), has_full_blocks(tree.b)]
+        return all(parts) if tree.kind == "and" else any(parts)
+    return tree.kind in ("full", "window")
 
 
 @gluon.constexpr_function
 def bounded_left(tree):
     """Whether the first visited blocks may need an element mask because of a left bound."""
-    if tree[0] in ("and", "or"):
-        return bounded_left(tree[1]) or bounded_left(tree[2])
-    return tree[0] == "window" and tree[1] is not None
+    if tree.kind in ("and", "or"):
+        return bounded_left(tree.a) or bounded_left(tree.b)
+    return tree.kind == "window" and tree.left != "None"
 
 
 @aggregate
@@ -70,24 +84,24 @@ class Bounds:
 @gluon.jit
 def bounds(tree: gl.constexpr, scalars, seqlen_q, seqlen_k):
     """Outer and inner band of a mask for one sequence, see ``spec.masks.Mask.bounds``."""
-    if tree[0] == "and":
-        a = bounds(tree[1], scalars, seqlen_q, seqlen_k)
-        b = bounds(tree[2], scalars, seqlen_q, seqlen_k)
+    if tree.kind == "and":
+        a = bounds(tree.a, scalars, seqlen_q, seqlen_k)
+        b = bounds(tree.b, scalars, seqlen_q, seqlen_k)
         return Bounds(
             gl.maximum(a.lo, b.lo), gl.minimum(a.hi, b.hi), gl.maximum(a.inner_lo, b.inner_lo), gl.minimum(a.inner_hi, b.inner_hi)
         )
-    elif tree[0] == "or":
-        a = bounds(tree[1], scalars, seqlen_q, seqlen_k)
-        b = bounds(tree[2], scalars, seqlen_q, seqlen_k)
-        if has_full_blocks(tree[1]):
+    elif tree.kind == "or":
+        a = bounds(tree.a, scalars, seqlen_q, seqlen_k)
+        b = bounds(tree.b, scalars, seqlen_q, seqlen_k)
+        if has_full_blocks(tree.a):
             inner = a
         else:
             inner = b
         return Bounds(gl.minimum(a.lo, b.lo), gl.maximum(a.hi, b.hi), inner.inner_lo, inner.inner_hi)
-    elif tree[0] == "window":
+    elif tree.kind == "window":
         lo, hi = _edges(tree, scalars, seqlen_q, seqlen_k)
         return Bounds(lo, hi, lo, hi)
-    elif tree[0] == "full":
+    elif tree.kind == "full":
         far = gl.to_tensor(FAR)
         return Bounds(-far, far, -far, far)
     else:
@@ -98,44 +112,49 @@ def bounds(tree: gl.constexpr, scalars, seqlen_q, seqlen_k):
 @gluon.jit
 def _edges(tree: gl.constexpr, scalars, seqlen_q, seqlen_k):
     """Lowest and highest j - i of a window."""
-    if tree[3] == "bottom-right":
+    if tree.align == "bottom-right":
         shift = seqlen_k - seqlen_q
     else:
         shift = gl.to_tensor(0)
     lo = gl.to_tensor(-FAR)
     hi = gl.to_tensor(FAR)
-    if tree[1] is not None:
-        lo = shift - _value(tree[1], scalars)
-    if tree[2] is not None:
-        hi = shift + _value(tree[2], scalars)
+    if tree.left != "None":
+        lo = shift - _value(tree.left, scalars)
+    if tree.right != "None":
+        hi = shift + _value(tree.right, scalars)
     return lo, hi
 
 
 @gluon.jit
 def _value(bound: gl.constexpr, scalars):
     if _is_scalar(bound):
-        return scalars[bound[1]]
+        return scalars[_number(bound)]
     else:
-        return gl.to_tensor(bound)
+        return gl.to_tensor(_number(bound))
 
 
 @gluon.constexpr_function
 def _is_scalar(bound):
-    return isinstance(bound, tuple)
+    return bound.startswith("#")
+
+
+@gluon.constexpr_function
+def _number(bound):
+    return int(bound.lstrip("#"))
 
 
 @gluon.jit
 def allowed(tree: gl.constexpr, scalars, seqlen_q, seqlen_k, i, j):
     """Whether query ``i`` (M, 1) sees key ``j`` (1, N)."""
-    if tree[0] == "and":
-        return allowed(tree[1], scalars, seqlen_q, seqlen_k, i, j) & allowed(tree[2], scalars, seqlen_q, seqlen_k, i, j)
-    elif tree[0] == "or":
-        return allowed(tree[1], scalars, seqlen_q, seqlen_k, i, j) | allowed(tree[2], scalars, seqlen_q, seqlen_k, i, j)
+    if tree.kind == "and":
+        return allowed(tree.a, scalars, seqlen_q, seqlen_k, i, j) & allowed(tree.b, scalars, seqlen_q, seqlen_k, i, j)
+    elif tree.kind == "or":
+        return allowed(tree.a, scalars, seqlen_q, seqlen_k, i, j) | allowed(tree.b, scalars, seqlen_q, seqlen_k, i, j)
     else:
         lo, hi = _edges(tree, scalars, seqlen_q, seqlen_k)
-        if tree[1] is None:
+        if tree.left == "None":
             return j <= i + hi
-        elif tree[2] is None:
+        elif tree.right == "None":
             return j >= i + lo
         else:
             return (j <= i + hi) & (j >= i + lo)
@@ -171,9 +190,9 @@ def block_range(band, m_start, m_stop, tile_n: gl.constexpr, seqlen_k):
 def hide(s, tree: gl.constexpr, scalars, seq, row, column):
     """Scores with -inf where a query sees no key. ``row`` (M,) and ``column`` (N,) index within the sequence."""
     j = column[None, :]
-    if tree[0] == "full":
+    if tree.kind == "full":
         seen = j < seq.k.used
-    elif tree[0] == "window" and tree[1] is None:
+    elif tree.kind == "window" and tree.left == "None":
         lo, hi = _edges(tree, scalars, seq.q.used, seq.k.used)
         seen = j < gl.minimum(row + hi + 1, seq.k.used)[:, None]
     else:
