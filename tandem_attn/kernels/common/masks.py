@@ -187,14 +187,47 @@ def block_range(band, m_start, m_stop, tile_n: gl.constexpr, seqlen_k):
 
 
 @gluon.jit
-def hide(s, tree: gl.constexpr, scalars, seq, row, column):
-    """Scores with -inf where a query sees no key. ``row`` (M,) and ``column`` (N,) index within the sequence."""
-    j = column[None, :]
+def hide(s, tree: gl.constexpr, scalars, seq, row, n_start):
+    """Scores s (64, N), a warpgroup's accumulator, with -inf where a query sees no key.
+
+    ``row`` (64,) are the queries, ``n_start`` is the first key, both within the sequence.
+    """
     if tree.kind == "full":
-        seen = j < seq.k.used
-    elif tree.kind == "window" and tree.left == "None":
+        stop = gl.full(row.type.shape, 0, gl.int32, row.type.layout) + (seq.k.used - n_start)
+        return hide_columns(s, stop, stop, False)
+    elif tree.kind == "window":
         lo, hi = _edges(tree, scalars, seq.q.used, seq.k.used)
-        seen = j < gl.minimum(row + hi + 1, seq.k.used)[:, None]
+        stop = gl.minimum(row + hi + 1, seq.k.used) - n_start
+        return hide_columns(s, row + lo - n_start, stop, tree.left != "None")
     else:
+        n: gl.constexpr = s.type.shape[1]
+        j = (n_start + gl.arange(0, n, layout=gl.SliceLayout(0, s.type.layout)))[None, :]
         seen = (j < seq.k.used) & allowed(tree, scalars, seq.q.used, seq.k.used, row[:, None], j)
-    return gl.where(seen, s, float("-inf"))
+        return gl.where(seen, s, float("-inf"))
+
+
+@gluon.jit
+def hide_columns(s, start, stop, bounded: gl.constexpr):
+    """s (64, N) with -inf outside columns ``start`` (if ``bounded``) to ``stop - 1`` of each row.
+
+    In assembly because column numbers are constants there; as a tensor the compiler keeps all of them in registers through the loop.
+    """
+    asm: gl.constexpr = _hide_columns(s.type.shape[1] // 2, bounded)
+    return gl.inline_asm(asm, ("=&f", "f", "r", "r"), [s, start, stop], s.type, is_pure=True)
+
+
+@gluon.constexpr_function
+def _hide_columns(count, bounded):
+    """Registers come 4 for every 8 columns: two neighbours of the upper row, two of the lower; lane l starts at column 2 (l % 4)."""
+    starts, stops = (2 * count, 2 * count + 1), (2 * count + 2, 2 * count + 3)
+    lines = ["{ .reg .pred seen; .reg .b32 lane, start<2>, stop<2>;", "mov.u32 lane, %laneid;", "and.b32 lane, lane, 3;"]
+    lines.append("shl.b32 lane, lane, 1;")
+    for half in range(2):
+        lines += [f"sub.s32 start{half}, ${starts[half]}, lane;", f"sub.s32 stop{half}, ${stops[half]}, lane;"]
+    for i in range(count):
+        column, half = i // 4 * 8 + i % 2, i % 4 // 2
+        lines.append(f"setp.gt.s32 seen, stop{half}, {column};")
+        if bounded:
+            lines.append(f"setp.le.and.s32 seen, start{half}, {column}, seen;")
+        lines.append(f"selp.f32 ${i}, ${count + i}, 0fFF800000, seen;")
+    return "\n".join([*lines, "}"])

@@ -304,17 +304,17 @@ def _logits(plan: gl.constexpr, args, work, s, row, n_block, masked: gl.constexp
     """Masked scores; with soft cap or ALiBi in log2 units, else still to be multiplied by scale_log2."""
     layout: gl.constexpr = s_layout(plan)
     rows = row + gl.arange(0, plan.tile_m, layout=gl.SliceLayout(1, layout))
-    columns = n_block * plan.tile_n + gl.arange(0, plan.tile_n, layout=gl.SliceLayout(0, layout))
     if plan.softcap:
         s = softmax.tanh(s * (args.scale_log2 * softmax.LN_2 / args.softcap)) * (args.softcap * softmax.LOG2_E)
     elif plan.alibi:
         s = s * args.scale_log2
     if plan.alibi:
         slope = gl.load(args.slopes + work.seq.batch * args.heads + work.head) * softmax.LOG2_E
+        columns = n_block * plan.tile_n + gl.arange(0, plan.tile_n, layout=gl.SliceLayout(0, layout))
         distance = gl.abs(rows[:, None] + (work.seq.k.used - work.seq.q.used) - columns[None, :])
         s = s - slope * distance.to(gl.float32)
     if masked:
-        s = masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, rows, columns)
+        s = masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, rows, n_block * plan.tile_n)
     return s
 
 
