@@ -39,6 +39,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "static": {"schedule": Schedule(ScheduleKind.LPT, Launch.STATIC, 0)},
     "naive_static": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.STATIC, 0)},
     "naive_dynamic": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.DYNAMIC, 0)},
+    **{f"lpt{n}": {"schedule": Schedule(ScheduleKind.LPT, Launch.DYNAMIC, n)} for n in (1, 2, 3, 4, 6, 8, 12, 16, 32)},
+    **{f"nd{n}": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.DYNAMIC, n)} for n in (1, 2, 4, 8, 16)},
     "none": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.NONE, 0)},
     "fma12": {"exp2": Exp2Split(3, 4, 32)},
     "fma25": {"exp2": Exp2Split(3, 4, 16)},
@@ -50,9 +52,13 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         [by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")],
         ["smem", "smem_seq", "smem_tau", "reg", "reg_seq", "reg_seq_tau", "smem+no_turns", "smem_tau+fma12"],
     ),
-    "d128_schedule": (
-        [by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")],
-        ["smem", "smem+dynamic", "smem+static", "smem+naive_static", "smem+naive_dynamic", "smem+none"],
+    "d128_full": (
+        [by_tokens(128, s, "full") for s in (1024, 4096, 16384)],
+        [f"reg_seq{x}" for x in ("", "+nd1", "+nd2", "+nd4", "+naive_static", "+none")] + ["reg_seq_tau+nd1", "reg+nd1", "smem_seq+nd1"],
+    ),
+    "d128_causal": (
+        [by_tokens(128, s, "causal") for s in (1024, 4096, 16384)],
+        [f"reg_seq_tau{x}" for x in ("", "+nd1", "+nd4", "+lpt1", "+lpt2", "+lpt4", "+lpt8", "+lpt16")] + ["smem_seq+lpt4"],
     ),
     "d64": (
         [by_tokens(64, s, mask) for s in (1024, 8192) for mask in ("full", "causal")],
