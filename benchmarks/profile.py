@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
 
 from benchmarks.cases import by_tokens
 from benchmarks.peers import PEERS
+from benchmarks.protocol import sustained
 from benchmarks.sweep import problem_of, variant
 from tandem_attn.kernels import backend
 from tandem_attn.spec.inputs import Inputs
@@ -23,6 +25,11 @@ def main() -> None:
     for run in functions.values():
         run()
     torch.cuda.synchronize()
+    if os.environ.get("SUSTAINED"):
+        for name, run in functions.items():
+            seen = sustained(run)
+            print(f"{case} {name} {case.flops / seen['ms'] * 1e-9:.0f} TFLOP/s {seen['mhz']:.0f} MHz {seen['watts']:.0f} W", flush=True)
+        return
     torch.cuda.cudart().cudaProfilerStart()
     for run in functions.values():
         run()

@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,27 @@ def _once(run: Run, repeats: int) -> float:
     stop.record()
     stop.synchronize()
     return start.elapsed_time(stop) / repeats
+
+
+def sustained(run: Run, seconds: float = 0.5) -> dict[str, float]:
+    """Milliseconds a call, mean SM clock (MHz) and mean power (W) while ``run`` repeats for ``seconds``."""
+    import pynvml  # installed with the driver's tools
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+    repeats = max(4, round(1000 * seconds / _once(run, 3)))
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
+        run()
+    stop.record()
+    clocks, watts = [], []
+    while not stop.query():
+        clocks.append(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+        watts.append(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+        time.sleep(0.01)
+    late = slice(len(clocks) // 2, None)  # the first half is the way to the steady state
+    return {"ms": start.elapsed_time(stop) / repeats, "mhz": statistics.mean(clocks[late]), "watts": statistics.mean(watts[late])}
 
 
 def median(values: list[float]) -> float:

@@ -35,6 +35,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "reg_seq": {"q_registers": True, "intra_overlap": False},
     "reg_seq_tau": {"q_registers": True, "intra_overlap": False, "rescale_rows": 16},
     "no_turns": {"ping_pong": False},
+    "early": {"early_turn": True},
+    "smem_seq_tau": {"intra_overlap": False, "rescale_rows": 16},
+    "kv4": {"kv_stages": 4},
     "dynamic": {"schedule": Schedule(ScheduleKind.LPT, Launch.DYNAMIC, 0)},
     "static": {"schedule": Schedule(ScheduleKind.LPT, Launch.STATIC, 0)},
     "naive_static": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.STATIC, 0)},
@@ -60,18 +63,22 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         [by_tokens(128, s, "causal") for s in (1024, 4096, 16384)],
         [f"reg_seq_tau{x}" for x in ("", "+nd1", "+nd4", "+lpt1", "+lpt2", "+lpt4", "+lpt8", "+lpt16")] + ["smem_seq+lpt4"],
     ),
+    "d128_turns": (
+        [by_tokens(128, s, mask) for s in (4096, 16384) for mask in ("full", "causal")],
+        ["reg_seq_tau+lpt4", "reg_seq_tau+early+lpt4", "smem_seq_tau+early+lpt4", "smem_tau+early+lpt4", "reg_seq_tau+kv4+lpt4"],
+    ),
     "d64": (
         [by_tokens(64, s, mask) for s in (1024, 8192) for mask in ("full", "causal")],
-        ["two", "two+smem_tau", "two+smem_seq", "two+reg", "two+reg_seq", "two+smem_tau+fma12", "two+smem_tau+fma25", "two+smem_tau+fma50",
-         "two+no_turns", "smem_tau"],
+        ["smem_seq", "smem_seq_tau", "smem_seq_tau+early", "smem_seq_tau+fma12", "smem_seq_tau+fma25", "two+reg_seq_tau", "two+reg_seq_tau+early",
+         "smem_seq_tau+no_turns"],
     ),
     "d256": (
         [by_tokens(256, 8192, mask) for mask in ("full", "causal")],
-        ["smem", "smem_tau", "smem_seq", "smem+no_turns"],
+        ["smem_seq", "smem_seq_tau", "smem_seq+early", "smem_seq_tau+no_turns"],
     ),
     "d192_128": (
         [by_tokens(192, 8192, mask, heads=16, head_dim_v=128) for mask in ("full", "causal")],
-        ["smem", "smem_tau", "smem_seq", "smem+no_turns"],
+        ["smem_seq", "smem_seq_tau", "smem_seq+early", "smem_seq_tau+no_turns"],
     ),
 }  # fmt: skip
 
@@ -118,7 +125,7 @@ def run_group(name: str, peers: tuple[str, ...] = ("cudnn", "fa3", "fa4")) -> li
                 continue
             functions[key] = run
         functions["matmul"] = matmul_tflops()
-        times = milliseconds(functions, rounds=4)
+        times = milliseconds(functions, rounds=3)
         rates = {n: (2 * 8192**3 if n == "matmul" else case.flops) / median(t) * 1e-9 for n, t in times.items()}
         print(case, " ".join(f"{n} {r:.0f}" for n, r in rates.items()), flush=True)
         cells.append({"case": case.__dict__, "tflops": rates, "gpu": gpu_state()})

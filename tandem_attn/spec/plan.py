@@ -96,6 +96,7 @@ class Plan:
     intra_overlap: bool = False  # Hopper: the next S = QK is issued before this block's softmax
     q_registers: bool = False  # Hopper: Q is operand A from registers, and its shared memory is free for the next tile's
     ping_pong: bool = False  # Hopper: the consumers issue their products in turns, so that one's softmax runs under another's MMA
+    early_turn: bool = False  # Hopper: the turn passes once S = QK is issued, not P V too
 
     def __post_init__(self) -> None:
         arch = get_arch(self.arch)

@@ -245,9 +245,12 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
     k.wait()
     _take_turn(plan, index)
     s_mma = _scores_mma(plan, q_a, q_b, k)
+    if plan.early_turn:
+        _pass_turn(plan, index)
     v.wait()
     o_mma, tail_mma = _values_mma(plan, state, v)
-    _pass_turn(plan, index)
+    if not plan.early_turn:
+        _pass_turn(plan, index)
     s = warpgroup_mma_wait(len(plan.head_dim_v_chunks), deps=(s_mma,))
     s = _logits(plan, args, work, s, row, n_block, masked)
     row_max = gl.maximum(state.row_max, _tile_max(plan, args, s))
