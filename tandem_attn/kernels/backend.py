@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib.metadata
 import math
 from collections.abc import Sequence
 
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from tandem_attn.kernels import launch
-from tandem_attn.kernels.compile import Kernel, compiled
+from tandem_attn.kernels.compile import TRITON, Kernel, compiled
 from tandem_attn.reference import sdpa
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Gradients, Inputs
 from tandem_attn.spec.masks import Document, Predicate
-from tandem_attn.spec.plan import Launch, Plan, ScheduleKind, mask_scalars
+from tandem_attn.spec.plan import Launch, Plan, Schedule, ScheduleKind, mask_scalars
 from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
 LOG2E = math.log2(math.e)
 MAX_SCALARS = 4  # runtime window bounds that a kernel takes
 _MAX_ROWS = 1 << 28  # coordinates and tile numbers are int32
-_EXTRAS = {"cache": "a KV cache", "bias": "a bias", "varlen": "packed variable length"}
+_EXTRAS = {"cache": "a KV cache", "bias": "a bias"}
 
 
 def missing(problem: Problem) -> str | None:
@@ -32,11 +32,19 @@ def missing(problem: Problem) -> str | None:
         return "devices other than CUDA"
     if torch.cuda.get_device_capability() != (9, 0):
         return "GPUs other than compute capability 9.0"
-    if importlib.util.find_spec("triton") is None:
-        return "triton, which is not installed"
-    return lacks(problem)
+    return _no_triton() or lacks(problem)
 
 
+@functools.cache
+def _no_triton() -> str | None:
+    try:
+        installed = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return f"triton {TRITON}.*, which is not installed"
+    return None if installed.startswith(f"{TRITON}.") else f"triton {TRITON}.* (found {installed})"
+
+
+@functools.lru_cache(maxsize=4096)
 def lacks(problem: Problem) -> str | None:
     """``missing``, on a machine that has all it takes."""
     found = [words for name, words in _EXTRAS.items() if getattr(problem, name)]
@@ -49,8 +57,8 @@ def lacks(problem: Problem) -> str | None:
         found.append(f"scale={problem.scale_value:g} (only positive scales)")
     if any(isinstance(leaf, (Document, Predicate)) for leaf in problem.mask.leaves()) or len(mask_scalars(problem.mask.code)) > MAX_SCALARS:
         found.append(f"the mask {problem.mask.code}")
-    if max(problem.seqlen_q, problem.seqlen_k) > _MAX_ROWS:
-        found.append(f"sequences beyond {_MAX_ROWS}")
+    if max(problem.seqlen_q, problem.seqlen_k, problem.varlen * problem.total_q, problem.varlen * problem.total_k) > _MAX_ROWS:
+        found.append(f"more than {_MAX_ROWS} rows")
     if problem.backward and (lacking := sdpa.missing(problem)) is not None:
         found.append(f"a backward of its own (PyTorch's is used, which lacks {lacking})")
     if not found:
@@ -64,19 +72,26 @@ def lacks(problem: Problem) -> str | None:
 @functools.lru_cache(maxsize=4096)
 def plan(problem: Problem) -> Plan:
     """How the forward of a problem is computed."""
-    return make_plan(problem, "H200", direction="forward", num_splits=1, pack_gqa=1).plan
+    chosen = make_plan(problem, "H200", direction="forward", num_splits=1, pack_gqa=1).plan
+    if problem.varlen and chosen.schedule.launch is Launch.NONE:  # how many tiles there are is known on the device only
+        return chosen.with_(schedule=Schedule(ScheduleKind.LPT, Launch.DYNAMIC))
+    return chosen
 
 
 def forward(problem: Problem, plan: Plan, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """O, shaped as q with last size head_dim_v, and LSE (B, H, Sq), float32, natural log."""
+    """O, shaped as q with last size head_dim_v, and LSE (B, H, Sq) or (H, total_q), float32, natural log."""
     q, k, v = (_aligned(x) for x in (inputs.q, inputs.k, inputs.v))
-    batch, seqlen_q, heads = q.shape[:3]
-    out = torch.empty(batch, seqlen_q, heads, v.shape[-1], dtype=q.dtype, device=q.device)
-    lse = torch.empty(batch, heads, seqlen_q, dtype=torch.float32, device=q.device)
+    *rows, heads, _ = q.shape
+    out = torch.empty(*rows, heads, v.shape[-1], dtype=q.dtype, device=q.device)
+    lse = torch.empty(*rows[:-1], heads, rows[-1], dtype=torch.float32, device=q.device)
+    no_keys = k.shape[-3] == 0
+    if problem.varlen or no_keys:  # the kernel writes only rows of sequences that it visits
+        out.zero_()
+        lse.fill_(float("-inf"))
     if lse.numel() == 0:
         return out, lse
-    if k.shape[1] == 0:
-        return out.zero_(), _sinks_alone(lse, inputs.sink)
+    if no_keys:
+        return out, _sinks_alone(problem, inputs, lse)
     if q.device.index == torch.cuda.current_device():
         _launch(problem, plan, inputs, q, k, v, out, lse)
     else:
@@ -96,17 +111,18 @@ def _launch(problem: Problem, plan: Plan, inputs: Inputs, q: Tensor, k: Tensor, 
     kernel = compiled(plan)
     device = q.device.index
     stream = torch.cuda.current_stream().cuda_stream
-    batch, seqlen_q, heads = q.shape[:3]
-    blocks = -(-seqlen_q // plan.rows_per_cta)
-    tiles = blocks * heads * batch
-    persistent = plan.schedule.launch is not Launch.NONE
-    grid = min(tiles, _sms(device)) if persistent else tiles
-    section = plan.schedule.section or (1 if plan.schedule.kind is ScheduleKind.NAIVE else heads * batch)
+    rows, heads = q.shape[-3], q.shape[-2]
+    blocks = -(-rows // plan.rows_per_cta)
+    tiles = blocks * heads * problem.batch  # with packed sequences the device counts them
+    grid = min(tiles, _sms(device)) if plan.schedule.launch is not Launch.NONE else tiles
+    every = heads if problem.varlen else heads * problem.batch
+    section = min(plan.schedule.section or (1 if plan.schedule.kind is ScheduleKind.NAIVE else every), every)
     window = mask_scalars(problem.mask.code)
     used_q, used_k = _used(problem, inputs, q, k)
+    order, starts = _packed_tiles(plan, inputs, heads) if problem.varlen else (None, None)
     sink, slopes = inputs.sink, inputs.alibi_slopes
-    extra = [None if sink is None else sink.float().contiguous(), None if slopes is None else _slopes(slopes, batch)]
-    pointers = [lse, _counter(device, stream), None, None, used_q, used_k, *extra]
+    extra = [None if sink is None else sink.float().contiguous(), None if slopes is None else _slopes(slopes, problem.batch)]
+    pointers = [lse, _counter(device, stream), inputs.cu_seqlens_q, inputs.cu_seqlens_k, used_q, used_k, *extra, order, starts]
     launch.launcher(kernel, device)(
         grid,
         stream,
@@ -115,29 +131,40 @@ def _launch(problem: Problem, plan: Plan, inputs: Inputs, q: Tensor, k: Tensor, 
             *(0 if x is None else x.data_ptr() for x in pointers),
             *window, *(0,) * (MAX_SCALARS - len(window)),
             problem.scale_value * LOG2E, problem.softcap,
-            seqlen_q, k.shape[1], seqlen_q, k.shape[1], batch, heads, problem.heads_per_kv, blocks, section, tiles, seqlen_q,
+            rows, k.shape[-3], rows, k.shape[-3], problem.batch, heads, problem.heads_per_kv, blocks, section, tiles, rows,
         ),
     )  # fmt: skip
+
+
+def _packed_tiles(plan: Plan, inputs: Inputs, heads: int) -> tuple[Tensor, Tensor]:
+    """Packed sequences in the order they are worked on, longest keys first, and the number of tiles before each; on the device."""
+    assert inputs.cu_seqlens_q is not None and inputs.cu_seqlens_k is not None  # narrows the type: the problem is packed
+    blocks = (inputs.cu_seqlens_q.diff() + (plan.rows_per_cta - 1)) // plan.rows_per_cta
+    order = torch.argsort(inputs.cu_seqlens_k.diff(), descending=True, stable=True)
+    starts = torch.zeros_like(inputs.cu_seqlens_q)
+    torch.cumsum(blocks[order] * heads, 0, dtype=torch.int32, out=starts[1:])
+    return order.int(), starts
 
 
 def _maps(plan: Plan, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[bytes]:
     tensors = (q, k, v, out) * 2
     return [
-        launch.encode(plan.dtype, *_described(x, plan.seqused and x is not out), tuple(reversed(box)), swizzle)
+        launch.encode(plan.dtype, *_described(x, plan, x is out), tuple(reversed(box)), swizzle)
         for x, (swizzle, box) in zip(tensors, kernel.descriptors, strict=True)
     ]
 
 
-def _described(x: Tensor, ragged: bool) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Address, shape and strides (bytes) of a padded tensor's descriptor, innermost dimension first, see ``kernels.common.copies``."""
-    batch, rows, heads, columns = x.shape
-    by_batch, by_row, by_head, _ = x.stride()
-    size = x.element_size()
-    if not ragged:
-        return x.data_ptr(), (columns, rows, heads, batch), _bytes((by_row, by_head, by_batch), (rows, heads, batch), size)
-    shape = (columns, rows, heads, rows + 1, batch)
-    strides = _bytes((by_row, by_head, by_row, by_batch), (rows, heads, rows + 1, batch), size)
-    return x.data_ptr() - rows * strides[0], shape, strides
+def _described(x: Tensor, plan: Plan, is_out: bool) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Address, shape and strides (bytes) of a tensor's descriptor, innermost dimension first, see ``kernels.common.copies``."""
+    *batch, rows, heads, columns = x.shape
+    *by_batch, by_row, by_head, _ = x.stride()
+    if plan.varlen or (plan.seqused and not is_out):
+        sizes, strides = (rows, heads, rows + 1, *batch), (by_row, by_head, by_row, *by_batch)
+        in_bytes = _bytes(strides, sizes, x.element_size())
+        in_bytes = (in_bytes[0], in_bytes[1], in_bytes[0], *in_bytes[3:])
+        return x.data_ptr() - rows * in_bytes[0], (columns, *sizes), in_bytes
+    sizes, strides = (rows, heads, *batch), (by_row, by_head, *by_batch)
+    return x.data_ptr(), (columns, *sizes), _bytes(strides, sizes, x.element_size())
 
 
 def _bytes(strides: Sequence[int], sizes: Sequence[int], element: int) -> tuple[int, ...]:
@@ -157,7 +184,7 @@ def _used(problem: Problem, inputs: Inputs, q: Tensor, k: Tensor) -> tuple[Tenso
     """Both seqused tensors where there is one."""
     if not problem.seqused:
         return None, None
-    full = lambda x: torch.full((q.shape[0],), x.shape[1], dtype=torch.int32, device=q.device)  # noqa: E731
+    full = lambda x: torch.full((problem.batch,), x.shape[-3], dtype=torch.int32, device=q.device)  # noqa: E731
     return (
         full(q) if inputs.seqused_q is None else inputs.seqused_q.contiguous(),
         full(k) if inputs.seqused_k is None else inputs.seqused_k.contiguous(),
@@ -168,9 +195,26 @@ def _slopes(slopes: Tensor, batch: int) -> Tensor:
     return slopes.float().expand(batch, -1).contiguous()
 
 
-def _sinks_alone(lse: Tensor, sink: Tensor | None) -> Tensor:
+def _sinks_alone(problem: Problem, inputs: Inputs, lse: Tensor) -> Tensor:
     """LSE of rows without keys."""
-    return lse.fill_(float("-inf")) if sink is None else lse.copy_(sink.float()[None, :, None].expand_as(lse))
+    if inputs.sink is None:
+        return lse
+    if not problem.varlen and inputs.seqused_q is None:
+        return lse.copy_(inputs.sink.float()[:, None].expand_as(lse))
+    in_use = _rows_in_use(problem, inputs, lse.shape[-1])
+    return torch.where(in_use, inputs.sink.float()[:, None], lse)
+
+
+def _rows_in_use(problem: Problem, inputs: Inputs, rows: int) -> Tensor:
+    """Which rows a sequence uses: (B, 1, Sq), or (total_q,) of packed tensors."""
+    at = torch.arange(rows, device=inputs.q.device)
+    if inputs.cu_seqlens_q is None:
+        assert inputs.seqused_q is not None  # narrows the type: the caller checked
+        return at < inputs.seqused_q[:, None, None]
+    lengths = inputs.cu_seqlens_q.diff()
+    used = lengths if inputs.seqused_q is None else torch.minimum(lengths, inputs.seqused_q)
+    which = torch.searchsorted(inputs.cu_seqlens_q[1:], at, right=True).clamp(max=problem.batch - 1)
+    return (at < inputs.cu_seqlens_q[-1]) & (at - inputs.cu_seqlens_q[which] < used[which])
 
 
 @functools.cache

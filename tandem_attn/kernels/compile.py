@@ -108,7 +108,7 @@ def _type(name: str, plan: Plan) -> str:
     if name.endswith(("_desc", "_tail")):
         return _descriptor_type(name[0], name.endswith("_tail"), plan)
     pointers = {"lse": "*fp32", "sink": "*fp32", "slopes": "*fp32"}
-    pointers |= dict.fromkeys(("counter", "cu_q", "cu_k", "used_q", "used_k"), "*i32")
+    pointers |= dict.fromkeys(("counter", "cu_q", "cu_k", "used_q", "used_k", "order", "starts"), "*i32")
     return pointers.get(name) or ("fp32" if name in ("scale_log2", "softcap") else "i32")
 
 

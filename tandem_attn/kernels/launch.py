@@ -16,7 +16,7 @@ from tandem_attn.kernels import cuda
 from tandem_attn.kernels.compile import Kernel
 
 DESCRIPTORS = 8  # q, k, v, o and their tails
-_SCALARS = struct.Struct("8Q4i2f11i4x2Q")  # in the order of the kernel's arguments; at the end the two scratch pointers Triton appends
+_SCALARS = struct.Struct("10Q4i2f11i4x2Q")  # in the order of the kernel's arguments; at the end the two scratch pointers Triton appends
 _MAPS_BYTES = DESCRIPTORS * cuda.TENSOR_MAP_BYTES
 _SIZES = {"Q": 8, "i": 4, "f": 4}
 
@@ -56,7 +56,7 @@ def _pointers(start: int, kernel: Kernel) -> ctypes.Array[ctypes.c_void_p]:
     for i, (_, box) in enumerate(kernel.descriptors):
         addresses += [start + i * cuda.TENSOR_MAP_BYTES, *[zeros] * (2 * len(box))]
     offset = start + _MAPS_BYTES
-    for code in "QQQQQQQQiiiiffiiiiiiiiiii":
+    for code in "QQQQQQQQQQiiiiffiiiiiiiiiii":
         addresses.append(offset)
         offset += _SIZES[code]
     addresses += [zeros, zeros + 8]

@@ -22,6 +22,7 @@ from tandem_attn.spec.resources import Packer, Role, chunks
 
 _CONSUMER = {1: 240, 2: 240, 3: 160}  # registers a thread (public FA3 and FA4 kernels); the rest of 65,536 goes to the producer's warpgroup
 _PRODUCER = {1: 24, 2: 24, 3: 32}
+_Q_ROOM = 40  # that must be left for Q to be kept in registers too: at 32, ptxas spills in the block loop (192, 128)
 _SPARE = 32  # registers a thread besides accumulators and P: row statistics, addresses, loop state
 _THREADS = 128  # of a warpgroup
 _WGMMA_ROWS = 64  # rows of A in one wgmma (PTX ISA)
@@ -39,8 +40,10 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     d, dv = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v))
     scores, out, p = tile_m * tile_n // _THREADS, tile_m * dv // _THREADS, tile_m * tile_n // _THREADS // 2
     q = tile_m * d // _THREADS // 2 if point["q_registers"] else 0
+    if q and (problem.softcap or problem.alibi or problem.seqused or "window(#" in base["mask"]):
+        return None  # their scalars take the registers
     live = out + scores + p + q  # S arrives while P of the block before is an operand of P V
-    if live > _CONSUMER[consumers] - _SPARE:
+    if live > _CONSUMER[consumers] - (_Q_ROOM if q else _SPARE):
         raise ValueError(f"registers: {live} for accumulators leave no {_SPARE} of {_CONSUMER[consumers]} a thread")
     e = problem.element_bytes
     q_bytes, o_bytes, k_bytes, v_bytes = tile_m * d * e, tile_m * dv * e, tile_n * d * e, tile_n * dv * e
@@ -54,7 +57,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
     smem.add("barriers", BARRIER_BYTES)
     fields = {k: v for k, v in point.items() if k != "o_over_q"}
-    return Plan(**{**base, **fields, "kv_stages": stages, "rescale_rows": 0, "roles": _roles(consumers), "smem": smem.regions})
+    return Plan(**{**base, **fields, "kv_stages": stages, "rescale_rows": 16, "roles": _roles(consumers), "smem": smem.regions})
 
 
 def _backward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:  # noqa: ARG001
@@ -93,7 +96,8 @@ def _o_over_q(plan: Plan) -> bool:
 def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:  # noqa: ARG001
     return [
         exp2_remark(plan),
-        ("rescale_rows", "O is always rescaled: it lies in registers, where a branch costs more than the multiplications"),
+        ("rescale_rows", f"a warp (16 rows) rescales O only when one of its maxima grew by more than 2^{plan.rescale_threshold:g}"),
+        ("intra_overlap", "softmax starts when P V of the block before is done: overlap comes from the other consumers (measured, docs/ledger.md)"),
     ]
 
 
@@ -106,19 +110,21 @@ FORWARD = Grid(
         "tile_m": (64,),
         "tile_n": (128, 64),
         "q_stages": (3, 2, 1),
-        "q_registers": (False, True),
-        "intra_overlap": (True,),
+        "q_registers": (True, False),
+        "intra_overlap": (False,),
         "ping_pong": (True,),
+        "early_turn": (True,),
         "o_over_q": (False,),
     },
     build=_forward,
     remarks=_forward_remarks,
     criteria=(
         Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
+        Criterion(lambda p: -min(p.q_stages, 2), lambda p: f"{p.q_stages} consumers: one's softmax runs under another's MMA"),
         Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
-        Criterion(lambda p: p.q_registers, lambda _: "Q stays in shared memory: its registers are needed for S and P"),
+        Criterion(lambda p: not p.q_registers, lambda _: "Q is read once into registers: shared memory feeds the tensor cores with K and V only"),
         Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     ),

@@ -17,6 +17,16 @@ def problem(
     )  # fmt: skip
 
 
+Q_LENGTHS = (0, 150, 1, 600, 77, 0, 129)
+K_LENGTHS = (10, 0, 33, 600, 500, 4, 128)
+
+
+def packed(mask: Mask, **other: Any) -> Problem:
+    """Packed sequences of Q_LENGTHS queries and K_LENGTHS keys, with a few rows behind the last one."""
+    totals = {"total_q": sum(Q_LENGTHS) + 5, "total_k": sum(K_LENGTHS) + 3}
+    return problem(600, 600, heads=4, heads_kv=2, batch=len(Q_LENGTHS), varlen=True, mask=mask, **totals, **other)
+
+
 PROBLEMS: dict[str, Problem] = {
     "full": problem(),
     "full, one row": problem(1),
@@ -44,6 +54,12 @@ PROBLEMS: dict[str, Problem] = {
     "alibi, causal, softcap, sink": problem(400, 600, alibi=True, softcap=20.0, sink=True, mask=Causal()),
     "seqused": problem(400, 500, batch=4, seqused=True),
     "seqused, causal": problem(400, 500, batch=4, seqused=True, mask=Causal()),
+    "varlen": packed(Full()),
+    "varlen, causal": packed(Causal()),
+    "varlen, window": packed(Window(50, 10)),
+    "varlen, causal, head_dim 64": packed(Causal(), head_dim=64),
+    "varlen, head_dim 192 and 128": packed(Full(), head_dim=192, head_dim_v=128),
+    "varlen, sink, seqused": packed(Causal(), sink=True, seqused=True),
     **{f"head_dim {d}": problem(330, head_dim=d, mask=Causal()) for d in (8, 16, 32, 40, 64, 72, 96, 104, 160, 192, 256)},
     "head_dim 64, full": problem(500, head_dim=64),
     "head_dim 256, full": problem(500, head_dim=256),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
-from problems import PROBLEMS
+from problems import K_LENGTHS, PROBLEMS, Q_LENGTHS
 
 from tandem_attn.kernels import backend
 from tandem_attn.reference import dense
@@ -23,10 +24,20 @@ def random_inputs(p: Problem, spread: float = 1.0) -> Inputs:
     """Normal values; what lies beyond seqused is NaN."""
     dtype = getattr(torch, p.dtype)
     make = lambda *shape: torch.randn(shape, device="cuda").to(dtype)  # noqa: E731
-    q, k, v = make(p.batch, p.seqlen_q, p.heads, p.head_dim), make(p.batch, p.seqlen_k, p.heads_kv, p.head_dim), None
-    v = make(p.batch, p.seqlen_k, p.heads_kv, p.head_dim_v)
+    rows_q, rows_k = ((p.total_q,), (p.total_k,)) if p.varlen else ((p.batch, p.seqlen_q), (p.batch, p.seqlen_k))
+    q, k, v = make(*rows_q, p.heads, p.head_dim), make(*rows_k, p.heads_kv, p.head_dim), make(*rows_k, p.heads_kv, p.head_dim_v)
     extra = {}
-    if p.seqused:
+    if p.varlen:
+        for side, lengths in (("q", Q_LENGTHS), ("k", K_LENGTHS)):
+            extra[f"cu_seqlens_{side}"] = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device="cuda")
+        for x, total in ((q, sum(Q_LENGTHS)), (k, sum(K_LENGTHS)), (v, sum(K_LENGTHS))):
+            x[total:] = float("nan")
+    if p.seqused and p.varlen:
+        extra["seqused_k"] = torch.tensor([5, 0, 33, 301, 400, 0, 127], dtype=torch.int32, device="cuda")
+        for b, (start, used) in enumerate(zip(extra["cu_seqlens_k"].tolist(), extra["seqused_k"].tolist(), strict=False)):
+            k[start + used : start + K_LENGTHS[b]] = float("nan")
+            v[start + used : start + K_LENGTHS[b]] = float("nan")
+    elif p.seqused:
         used_q = torch.tensor([p.seqlen_q, 0, p.seqlen_q - 3, 130], dtype=torch.int32, device="cuda")
         used_k = torch.tensor([p.seqlen_k - 7, 40, 0, 257], dtype=torch.int32, device="cuda")
         for x, used in ((q, used_q), (k, used_k), (v, used_k)):

@@ -11,12 +11,12 @@ NAMED_BARRIER = gl.constexpr(8)  # first of the hardware barriers 8-15; the comp
 
 @gluon.jit
 def arrive_warp(barrier):
-    """One arrival a warp, by an elected lane (PTX ISA: mbarrier.arrive, elect.sync).
+    """One arrival a warp, by an elected lane, after what every lane did before (PTX ISA: bar.warp.sync, elect.sync, mbarrier.arrive).
 
     ``mbarrier.arrive`` of Gluon arrives once a partition, behind a barrier of all its warps.
     """
     gl.inline_asm(
-        "{ .reg .pred one; elect.sync _|one, 0xffffffff; @one mbarrier.arrive.shared::cta.b64 _, [$0]; }",
+        "{ .reg .pred one; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; @one mbarrier.arrive.shared::cta.b64 _, [$0]; }",
         "r,~{memory}",
         [barrier],
     )
@@ -54,6 +54,19 @@ def wait_phase(barrier, phase):
         "r,r,~{memory}",
         [barrier, phase],
     )
+
+
+@gluon.jit
+def store_four(slot, a, b, c, d):
+    """Four int32 into shared memory, the same from every lane (PTX ISA: st.shared)."""
+    gl.inline_asm("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r,r,r,r,r,~{memory}", [slot, a, b, c, d])
+
+
+@gluon.jit
+def load_four(slot):
+    """Four int32 from shared memory, alike in every lane (PTX ISA: ld.shared)."""
+    four: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
+    return gl.inline_asm("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r,~{memory}", [slot], four)
 
 
 @gluon.jit

@@ -12,16 +12,7 @@ from triton.language.core import _aggregate as aggregate
 from tandem_attn.kernels.common import masks, ptx, softmax
 from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_channel
 from tandem_attn.kernels.common.copies import load_tile, sequence, store_tile
-from tandem_attn.kernels.common.scheduler import (
-    dense_coords,
-    is_dynamic,
-    is_naive,
-    is_persistent,
-    make_tile_channel,
-    receive_tile,
-    send_tile,
-    take_tile,
-)
+from tandem_attn.kernels.common.scheduler import coords_of, following_tile, make_tile_channel, receive_tile, send_tile, tile_count
 
 WARPS = gl.constexpr(4)  # of a consumer
 TURN_THREADS = gl.constexpr(256)  # the consumer that waits and the one before it
@@ -47,6 +38,8 @@ class Args:
     used_k: gl.tensor
     sink: gl.tensor  # pointer, float32 (heads,)
     slopes: gl.tensor  # pointer, float32 (batch, heads)
+    order: gl.tensor  # pointers, int32: packed sequences in the order they are worked on, and the number of tiles before each
+    starts: gl.tensor
     scalars: gl.tuple  # window bounds, see spec.plan.mask_scalars
     scale_log2: gl.tensor  # scale * log2 e
     softcap: gl.tensor
@@ -112,9 +105,9 @@ def has_bias(plan):
 
 
 @gluon.jit
-def work_of(plan: gl.constexpr, args, tile):
+def work_at(plan: gl.constexpr, args, at):
+    """Sequence, rows and key blocks of a tile."""
     tree: gl.constexpr = masks.parse(plan.mask)
-    at = dense_coords(tile, args.blocks, args.heads, args.batch, args.section, not is_naive(plan))
     seq = sequence(plan, args, at.batch)
     row = at.m_block * plan.rows_per_cta
     band = masks.bounds(tree, args.scalars, seq.q.used, seq.k.used)
@@ -124,55 +117,49 @@ def work_of(plan: gl.constexpr, args, tile):
 
 @gluon.jit
 def producer(plan: gl.constexpr, args, q, kv_out, o, tiles):  # noqa: ARG001
-    """Loads the tiles of each work item: Q, then K and V blocks from the last to the first, V one block behind K."""
+    """Hands out tiles and loads them: Q, then K and V blocks from the last to the first, V one block behind K."""
     consumers: gl.constexpr = plan.q_stages
-    tiles_out = tiles.sender()
+    k_chunks: gl.constexpr = plan.head_dim_chunks
+    v_chunks: gl.constexpr = plan.head_dim_v_chunks
+    num_tiles = tile_count(plan, args)
     q_out = q.sender()
     tile = gl.program_id(0)
-    while tile < args.num_tiles:
-        work = work_of(plan, args, tile)
+    at = coords_of(plan, args, tile, num_tiles)
+    tiles_out = send_tile(tiles.sender(), at)
+    while at.valid != 0:
+        tile = following_tile(plan, args, tile, num_tiles)
+        following = coords_of(plan, args, tile, num_tiles)
+        tiles_out = send_tile(tiles_out, following)
+        work = work_at(plan, args, at)
         seq = work.seq
         head_kv = work.head // args.heads_per_kv
-        following = tile + gl.num_programs(0)
-        if is_dynamic(plan):
-            following = take_tile(args.counter, args.num_tiles)
-            tiles_out = send_tile(tiles_out, following)
-        elif not is_persistent(plan):
-            following = args.num_tiles
         for i in gl.static_range(consumers):
-            row = work.row + i * plan.tile_m
-            q_out = load_tile(plan, args.q, args.q_tail, plan.head_dim_chunks, seq.batch, seq.q, work.head, row, q_out)
+            q_out = load_tile(plan, args.q, args.q_tail, k_chunks, seq.batch, seq.q, work.head, work.row + i * plan.tile_m, q_out)
         key = (work.visit.stop - 1) * plan.tile_n
-        kv_out = kv_out.after_k(load_tile(plan, args.k, args.k_tail, plan.head_dim_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
+        kv_out = kv_out.after_k(load_tile(plan, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
         for _ in range(work.visit.start, work.visit.stop - 1):
             before = key - plan.tile_n
-            kv_out = kv_out.after_k(load_tile(plan, args.k, args.k_tail, plan.head_dim_chunks, seq.batch, seq.k, head_kv, before, kv_out.k))
-            kv_out = kv_out.after_v(load_tile(plan, args.v, args.v_tail, plan.head_dim_v_chunks, seq.batch, seq.k, head_kv, key, kv_out.v))
+            kv_out = kv_out.after_k(load_tile(plan, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, before, kv_out.k))
+            kv_out = kv_out.after_v(load_tile(plan, args.v, args.v_tail, v_chunks, seq.batch, seq.k, head_kv, key, kv_out.v))
             key = before
-        kv_out = kv_out.after_v(load_tile(plan, args.v, args.v_tail, plan.head_dim_v_chunks, seq.batch, seq.k, head_kv, key, kv_out.v))
-        tile = following
+        kv_out = kv_out.after_v(load_tile(plan, args.v, args.v_tail, v_chunks, seq.batch, seq.k, head_kv, key, kv_out.v))
+        at = following
 
 
 @gluon.jit
 def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, index: gl.constexpr):
     """Computes the query rows of one warpgroup, tile after tile."""
-    tiles_in = tiles.receiver()
     q_in = q.lane(index).receiver()
     o_slot = o.slots.index(index)
     o_tail = o.tails.index(index)
     _open_turns(plan, index)
-    tile = gl.program_id(0)
-    while tile < args.num_tiles:
-        work = work_of(plan, args, tile)
+    at, tiles_in = receive_tile(tiles.receiver())
+    while at.valid != 0:
+        work = work_at(plan, args, at)
         row = work.row + index * plan.tile_m
         state, q_in, kv_in = _attend(plan, args, work, row, q_in, kv_in, index)
         _finish(plan, args, work, row, state, o_slot, o_tail)
-        if is_dynamic(plan):
-            tile, tiles_in = receive_tile(tiles_in)
-        elif is_persistent(plan):
-            tile = tile + gl.num_programs(0)
-        else:
-            tile = args.num_tiles
+        at, tiles_in = receive_tile(tiles_in)
     _close_turns(plan, index)
     tma.store_wait(0)
 
@@ -431,7 +418,7 @@ def _close_turns(plan: gl.constexpr, index: gl.constexpr):
 @gluon.jit
 def forward(
     q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail,
-    lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes,
+    lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
     scalar0, scalar1, scalar2, scalar3, scale_log2, softcap,
     seqlen_q, seqlen_k, limit_q, limit_k, batch, heads, heads_per_kv, blocks, section, num_tiles, lse_stride,
     plan: gl.constexpr, plain: gl.constexpr,
@@ -439,7 +426,7 @@ def forward(
     """The kernel: on-chip memory, channels and the table of roles."""
     scalars = (scalar0, scalar1, scalar2, scalar3)
     args = Args(
-        q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail, lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes,
+        q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail, lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
         scalars, scale_log2, softcap, seqlen_q, seqlen_k, limit_q, limit_k, batch, heads, heads_per_kv, blocks, section, num_tiles,
         lse_stride,
     )  # fmt: skip
