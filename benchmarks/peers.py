@@ -1,4 +1,4 @@
-"""Other libraries' forwards as functions of a case. A peer that is not installed, or refuses a case, is reported, never skipped silently."""
+"""Other libraries' forwards as functions of a case. A peer that is not installed or refuses a case is reported, never skipped."""
 
 from __future__ import annotations
 

@@ -73,7 +73,9 @@ def matmul_tflops(size: int = 8192) -> Run:
 def gpu_state() -> dict[str, str]:
     """Clocks and power right now."""
     names = "name,clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu,driver_version"
-    out = subprocess.run(["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"], capture_output=True, text=True, check=False).stdout
+    out = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"], capture_output=True, text=True, check=False
+    ).stdout
     return dict(zip(names.split(","), (part.strip() for part in out.splitlines()[0].split(",")), strict=False)) if out else {}
 
 

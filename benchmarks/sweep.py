@@ -1,10 +1,11 @@
 """Variants of the Hopper forward against each other and the peers: what the planner's choices rest on.
 
-    python -m benchmarks.sweep OUT.json GROUP...
+python -m benchmarks.sweep OUT.json GROUP...
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.cases import Case, by_tokens
 from benchmarks.peers import PEERS
@@ -69,7 +71,8 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     ),
     "d64": (
         [by_tokens(64, s, mask) for s in (1024, 8192) for mask in ("full", "causal")],
-        ["smem_seq", "smem_seq_tau", "smem_seq_tau+early", "smem_seq_tau+fma12", "smem_seq_tau+fma25", "two+reg_seq_tau", "two+reg_seq_tau+early",
+        ["smem_seq", "smem_seq_tau", "smem_seq_tau+early", "smem_seq_tau+fma12", "smem_seq_tau+fma25", "two+reg_seq_tau",
+         "two+reg_seq_tau+early",
          "smem_seq_tau+no_turns"],
     ),
     "d256": (
@@ -81,6 +84,10 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         ["smem_seq", "smem_seq_tau", "smem_seq+early", "smem_seq_tau+no_turns"],
     ),
 }  # fmt: skip
+
+
+def _out(problem: Problem, plan: Plan, inputs: Inputs) -> Tensor:
+    return backend.forward(problem, plan, inputs)[0]
 
 
 def variant(case: Case, name: str) -> Plan:
@@ -108,16 +115,16 @@ def run_group(name: str, peers: tuple[str, ...] = ("cudnn", "fa3", "fa4")) -> li
             try:
                 functions[peer] = PEERS[peer](case, q, k, v)
                 functions[peer]()
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 functions.pop(peer, None)
                 print(f"{case}: {peer} is missing: {str(error)[:90]}", flush=True)
         truth = next(iter(functions.values()))().float()
         for key in variants:
             try:
                 chosen = variant(case, key)
-                run = lambda chosen=chosen: backend.forward(problem, chosen, inputs)[0]  # noqa: E731
+                run = functools.partial(_out, problem, chosen, inputs)
                 error = ((run().float() - truth).norm() / truth.norm()).item()
-            except Exception as failure:  # noqa: BLE001
+            except Exception as failure:
                 print(f"{case}: {key} failed: {str(failure)[:120]}", flush=True)
                 continue
             if not error < 6e-3:

@@ -18,26 +18,7 @@ from tandem_attn.reference import sdpa, tiled
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Gradients, Inputs
 from tandem_attn.spec.plan import Plan
-
-try:
-    from tandem_attn.spec.planner import plan as make_plan
-except ImportError:
-
-    def make_plan(problem, arch):
-        from types import SimpleNamespace as N
-
-        return N(
-            plan=Plan(
-                arch="CPU",
-                direction="forward",
-                dtype=problem.dtype,
-                head_dim=problem.head_dim,
-                head_dim_v=problem.head_dim_v,
-                rescale_rows=32,
-            )
-        )
-
-
+from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
 AUTO = "auto"

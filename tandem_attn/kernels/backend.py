@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tandem_attn.kernels import launch
+from tandem_attn.kernels import cuda, launch
 from tandem_attn.kernels.compile import TRITON, Kernel, compiled
 from tandem_attn.reference import sdpa
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Gradients, Inputs
 from tandem_attn.spec.masks import Document, Predicate
-from tandem_attn.spec.plan import Launch, Plan, Schedule, ScheduleKind, mask_scalars
+from tandem_attn.spec.plan import ELEMENT_BYTES, Launch, Plan, Schedule, ScheduleKind, mask_scalars
 from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
@@ -147,24 +147,32 @@ def _packed_tiles(plan: Plan, inputs: Inputs, heads: int) -> tuple[Tensor, Tenso
 
 
 def _maps(plan: Plan, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[bytes]:
-    tensors = (q, k, v, out) * 2
-    return [
-        launch.encode(plan.dtype, *_described(x, plan, x is out), tuple(reversed(box)), swizzle)
-        for x, (swizzle, box) in zip(tensors, kernel.descriptors, strict=True)
-    ]
+    """Descriptors of q, k, v, o and their tails, in the kernel's order."""
+    packed, ragged = plan.varlen, plan.varlen or plan.seqused
+    tensors = ((q, ragged), (k, ragged), (v, ragged), (out, packed))
+    half = len(tensors)
+    found = [_map(plan.dtype, x.data_ptr(), x.shape, x.stride(), by_rows, *kernel.descriptors[i]) for i, (x, by_rows) in enumerate(tensors)]
+    for i, (x, by_rows) in enumerate(tensors):  # a tail with the same box is not used
+        same = kernel.descriptors[i] == kernel.descriptors[half + i]
+        found.append(found[i] if same else _map(plan.dtype, x.data_ptr(), x.shape, x.stride(), by_rows, *kernel.descriptors[half + i]))
+    return found
 
 
-def _described(x: Tensor, plan: Plan, is_out: bool) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Address, shape and strides (bytes) of a tensor's descriptor, innermost dimension first, see ``kernels.common.copies``."""
-    *batch, rows, heads, columns = x.shape
-    *by_batch, by_row, by_head, _ = x.stride()
-    if plan.varlen or (plan.seqused and not is_out):
-        sizes, strides = (rows, heads, rows + 1, *batch), (by_row, by_head, by_row, *by_batch)
-        in_bytes = _bytes(strides, sizes, x.element_size())
+@functools.lru_cache(maxsize=8192)
+def _map(
+    dtype: str, address: int, shape: tuple[int, ...], strides: tuple[int, ...], ragged: bool, swizzle: int, box: tuple[int, ...]
+) -> bytes:
+    """A tensor's TMA descriptor, innermost dimension first, see ``kernels.common.copies``; encoded once for an address."""
+    *batch, rows, heads, columns = shape
+    *by_batch, by_row, by_head, _ = strides
+    element = ELEMENT_BYTES[dtype]
+    if ragged:
+        sizes = (rows, heads, rows + 1, *batch)
+        in_bytes = _bytes((by_row, by_head, by_row, *by_batch), sizes, element)
         in_bytes = (in_bytes[0], in_bytes[1], in_bytes[0], *in_bytes[3:])
-        return x.data_ptr() - rows * in_bytes[0], (columns, *sizes), in_bytes
-    sizes, strides = (rows, heads, *batch), (by_row, by_head, *by_batch)
-    return x.data_ptr(), (columns, *sizes), _bytes(strides, sizes, x.element_size())
+        return cuda.tensor_map(dtype, address - rows * in_bytes[0], (columns, *sizes), in_bytes, box[::-1], swizzle)
+    sizes = (rows, heads, *batch)
+    return cuda.tensor_map(dtype, address, (columns, *sizes), _bytes((by_row, by_head, *by_batch), sizes, element), box[::-1], swizzle)
 
 
 def _bytes(strides: Sequence[int], sizes: Sequence[int], element: int) -> tuple[int, ...]:
@@ -174,10 +182,13 @@ def _bytes(strides: Sequence[int], sizes: Sequence[int], element: int) -> tuple[
 
 def _aligned(x: Tensor) -> Tensor:
     """x as TMA can read it: unit last stride, everything else on 16 bytes; a copy where it is not so."""
-    step = 16 // x.element_size()
-    fits = x.stride(-1) == 1 and x.data_ptr() % 16 == 0
-    fits = fits and all(stride % step == 0 for stride, size in zip(x.stride()[:-1], x.shape[:-1], strict=True) if size > 1)
-    return x if fits else x.contiguous()
+    return x if x.data_ptr() % 16 == 0 and _strides_fit(x.shape, x.stride(), x.element_size()) else x.contiguous()
+
+
+@functools.lru_cache(maxsize=8192)
+def _strides_fit(shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> bool:
+    outer = zip(strides[:-1], shape[:-1], strict=True)
+    return strides[-1] == 1 and all(stride * element % 16 == 0 for stride, size in outer if size > 1)
 
 
 def _used(problem: Problem, inputs: Inputs, q: Tensor, k: Tensor) -> tuple[Tensor | None, Tensor | None]:

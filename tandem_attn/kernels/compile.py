@@ -158,7 +158,13 @@ def _read(path: Path, plan: Plan) -> Kernel | None:
 
 
 def _write(path: Path, kernel: Kernel) -> Kernel:
-    stored = {"name": kernel.name, "shared_bytes": kernel.shared_bytes, "threads": kernel.threads, "ptx": kernel.ptx, "descriptors": kernel.descriptors}
+    stored = {
+        "name": kernel.name,
+        "shared_bytes": kernel.shared_bytes,
+        "threads": kernel.threads,
+        "ptx": kernel.ptx,
+        "descriptors": kernel.descriptors,
+    }
     stored["cubin"] = base64.b64encode(kernel.cubin).decode()
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(stored))

@@ -1,13 +1,12 @@
 """Launch of a compiled kernel: argument block, TMA descriptors, module per device.
 
 A call costs microseconds of host time, so everything that repeats is kept: the argument block and its pointers for each kernel, device
-and thread, encoded descriptors by address and strides.
+and thread. Encoded descriptors are kept by ``backend``.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
 import threading
 from collections.abc import Sequence
@@ -20,8 +19,6 @@ _SCALARS = struct.Struct("10Q4i2f11i4x2Q")  # in the order of the kernel's argum
 _MAPS_BYTES = DESCRIPTORS * cuda.TENSOR_MAP_BYTES
 _SIZES = {"Q": 8, "i": 4, "f": 4}
 
-encode = functools.lru_cache(maxsize=4096)(cuda.tensor_map)
-
 
 class Launcher:
     """One kernel on one device, for one thread."""
@@ -32,6 +29,7 @@ class Launcher:
         self._memory = ctypes.create_string_buffer(_MAPS_BYTES + _SCALARS.size + cuda.TENSOR_MAP_ALIGN)
         start = ctypes.addressof(self._memory)
         self._offset = -start % cuda.TENSOR_MAP_ALIGN
+        self._view = memoryview(self._memory).cast("B")
         self._params = _pointers(start + self._offset, kernel)
 
     def __call__(self, grid: int, stream: int, maps: Sequence[bytes], scalars: Sequence[int | float]) -> None:
@@ -43,9 +41,8 @@ class Launcher:
             maps: encoded descriptors of q, k, v, o and their tails.
             scalars: pointers and numbers in the order of the kernel's arguments.
         """
-        block = b"".join(maps)
-        self._memory[self._offset : self._offset + _MAPS_BYTES] = block
-        _SCALARS.pack_into(self._memory, self._offset + _MAPS_BYTES, *scalars, 0, 0)
+        self._view[self._offset : self._offset + _MAPS_BYTES] = b"".join(maps)
+        _SCALARS.pack_into(self._view, self._offset + _MAPS_BYTES, *scalars, 0, 0)
         cuda.launch(self._function, grid, self._kernel.threads, self._kernel.shared_bytes, stream, self._params)
 
 

@@ -4,6 +4,7 @@ else."""
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import math
 import re
@@ -174,6 +175,7 @@ def mask_structure(code: str) -> str:
     return re.sub(r"window\(([^,]*),([^,]*),", lambda m: f"window({_literal(m[1])},{_literal(m[2])},", code)
 
 
+@functools.lru_cache(maxsize=1024)
 def mask_scalars(code: str) -> tuple[int, ...]:
     """The window bounds that ``mask_structure`` replaced, in order."""
     bounds = [bound for pair in re.findall(r"window\(([^,]*),([^,]*),", code) for bound in pair]

@@ -33,6 +33,12 @@ def _roles(consumers: int) -> tuple[Role, ...]:
     return (*each, Role("producer", 1, _PRODUCER[consumers]))
 
 
+def _fills_wide_tiles(problem: Problem) -> bool:
+    """Whether sequences are long enough for 192-row tiles: measured on an H200 at head_dim 64 (docs/ledger.md)."""
+    causal = problem.mask.bounds(problem.seqlen_q, problem.seqlen_k).outer.hi is not None
+    return problem.seqlen_k > (4096 if causal else 1024)
+
+
 def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:
     consumers, tile_m, tile_n = point["q_stages"], point["tile_m"], point["tile_n"]
     if consumers not in _CONSUMER:
@@ -42,6 +48,8 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     q = tile_m * d // _THREADS // 2 if point["q_registers"] else 0
     if q and (problem.softcap or problem.alibi or problem.seqused or "window(#" in base["mask"]):
         return None  # their scalars take the registers
+    if consumers == 3 and not _fills_wide_tiles(problem):
+        return None
     live = out + scores + p + q  # S arrives while P of the block before is an operand of P V
     if live > _CONSUMER[consumers] - (_Q_ROOM if q else _SPARE):
         raise ValueError(f"registers: {live} for accumulators leave no {_SPARE} of {_CONSUMER[consumers]} a thread")
@@ -57,7 +65,17 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
     smem.add("barriers", BARRIER_BYTES)
     fields = {k: v for k, v in point.items() if k != "o_over_q"}
-    return Plan(**{**base, **fields, "kv_stages": stages, "rescale_rows": 16, "roles": _roles(consumers), "smem": smem.regions})
+    return Plan(
+        **{
+            **base,
+            **fields,
+            "kv_stages": stages,
+            "rescale_rows": 16,
+            "early_turn": consumers == 2,
+            "roles": _roles(consumers),
+            "smem": smem.regions,
+        }
+    )
 
 
 def _backward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:  # noqa: ARG001
@@ -97,7 +115,10 @@ def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:  # noqa: ARG
     return [
         exp2_remark(plan),
         ("rescale_rows", f"a warp (16 rows) rescales O only when one of its maxima grew by more than 2^{plan.rescale_threshold:g}"),
-        ("intra_overlap", "softmax starts when P V of the block before is done: overlap comes from the other consumers (measured, docs/ledger.md)"),
+        (
+            "intra_overlap",
+            "softmax starts when P V of the block before is done: overlap comes from the other consumers (measured, docs/ledger.md)",
+        ),
     ]
 
 
@@ -113,7 +134,6 @@ FORWARD = Grid(
         "q_registers": (True, False),
         "intra_overlap": (False,),
         "ping_pong": (True,),
-        "early_turn": (True,),
         "o_over_q": (False,),
     },
     build=_forward,
@@ -124,7 +144,9 @@ FORWARD = Grid(
         Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
-        Criterion(lambda p: not p.q_registers, lambda _: "Q is read once into registers: shared memory feeds the tensor cores with K and V only"),
+        Criterion(
+            lambda p: not p.q_registers, lambda _: "Q is read once into registers: shared memory feeds the tensor cores with K and V only"
+        ),
         Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     ),

@@ -9,11 +9,19 @@ from tandem_attn.spec.problem import Problem
 
 
 def problem(
-    seqlen_q: int = 300, seqlen_k: int = 0, *, head_dim: int = 128, heads: int = 4, heads_kv: int = 0, mask: Mask | None = None, **other: Any
+    seqlen_q: int = 300,
+    seqlen_k: int = 0,
+    *,
+    head_dim: int = 128,
+    heads: int = 4,
+    heads_kv: int = 0,
+    mask: Mask | None = None,
+    **other: Any,
 ) -> Problem:
     options = {"batch": 2, "device": "cuda", "return_lse": True, **other}
     return Problem(
-        seqlen_q=seqlen_q, seqlen_k=seqlen_k or seqlen_q, heads=heads, heads_kv=heads_kv or heads, head_dim=head_dim, mask=mask or Full(), **options
+        seqlen_q=seqlen_q, seqlen_k=seqlen_k or seqlen_q, heads=heads, heads_kv=heads_kv or heads, head_dim=head_dim,
+        mask=mask or Full(), **options,
     )  # fmt: skip
 
 

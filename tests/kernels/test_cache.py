@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from problems import PROBLEMS
 
-from tandem_attn.kernels import backend, compile as kernels
+from tandem_attn.kernels import backend
+from tandem_attn.kernels import compile as kernels
 from tandem_attn.spec.plan import Launch, Schedule, ScheduleKind
 
 SMALL = backend.plan(PROBLEMS["head_dim 16"]).with_(schedule=Schedule())

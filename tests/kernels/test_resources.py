@@ -15,7 +15,17 @@ from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.plan import Plan
 
 # One of each code path; the whole list runs on a GPU (test_forward_cuda).
-NAMES = ("full", "causal", "window", "seqused, causal", "varlen, causal", "head_dim 64", "head_dim 96", "head_dim 192 and 128", "head_dim 256")
+NAMES = (
+    "full",
+    "causal",
+    "window",
+    "seqused, causal",
+    "varlen, causal",
+    "head_dim 64",
+    "head_dim 96",
+    "head_dim 192 and 128",
+    "head_dim 256",
+)
 
 
 @pytest.fixture(scope="module", params=NAMES)

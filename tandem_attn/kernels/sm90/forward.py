@@ -426,7 +426,8 @@ def forward(
     """The kernel: on-chip memory, channels and the table of roles."""
     scalars = (scalar0, scalar1, scalar2, scalar3)
     args = Args(
-        q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail, lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
+        q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail,
+        lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
         scalars, scale_log2, softcap, seqlen_q, seqlen_k, limit_q, limit_k, batch, heads, heads_per_kv, blocks, section, num_tiles,
         lse_stride,
     )  # fmt: skip
