@@ -223,6 +223,8 @@ def _check_tiles(p: Plan, arch: Arch) -> None:
         _check_int(p, name, 1)
     for name in ("do_stages", "page_size", "rescale_rows", "p_exponent"):
         _check_int(p, name, 0)
+    if p.direction == BACKWARD and p.kv_stages != 2:
+        raise ValueError(f"kv_stages must be 2 in the backward (K and V stay), got {p.kv_stages}")
     if arch.capability is None:
         return
     if p.tile_m not in (64, 128):

@@ -7,7 +7,7 @@ remains is compared by an ordered list of criteria, and each criterion that deci
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -15,7 +15,7 @@ from tandem_attn.spec import planner_sm90, planner_sm100
 from tandem_attn.spec.arch import Arch, get_arch
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.plan import BACKWARD, FORWARD, Plan
-from tandem_attn.spec.planner_rules import CPU_DTYPES, GPU_DTYPES, Criterion, Grid, fewest_idle_tiles, fixed_fields, rules
+from tandem_attn.spec.planner_rules import CPU_DTYPES, GPU_DTYPES, Criterion, Grid, fixed_fields, rules
 from tandem_attn.spec.problem import HEAD_DIM_MAX, Problem
 
 # Plan fields that only the problem may set.
@@ -55,19 +55,17 @@ def plan(problem: Problem, arch: Arch | str, **overrides: Any) -> Planned:
         return _plan_cpu(problem, chip, direction, overrides)
     family = planner_sm90 if chip.capability[0] == 9 else planner_sm100
     grid = family.FORWARD if direction == FORWARD else family.BACKWARD
-    criteria = (fewest_idle_tiles(problem), *grid.criteria) if direction == FORWARD else grid.criteria
-    best, reasons = choose(_candidates(problem, chip, direction, grid, overrides), criteria)
-    chosen, why = rules(problem, chip, best)
-    free = {name: value for name, value in chosen.items() if name not in overrides}
-    kept = [sentence for name, sentence in (*grid.remarks(problem, best), *why) if name not in overrides]
+    best, reasons = choose(_candidates(problem, chip, direction, grid, overrides), grid.criteria(problem))
+    remarks = [sentence for name, sentence in grid.remarks(best) if name not in overrides]
+    best, why = rules(problem, chip, best.with_(**overrides), frozenset(overrides))
     given = [f"{name} = {value}: asked for" for name, value in overrides.items()]
-    return Planned(best.with_(**{**free, **overrides}), (*given, *reasons, *kept))
+    return Planned(best, (*given, *reasons, *remarks, *why))
 
 
 def choose(candidates: Sequence[Plan], criteria: Iterable[Criterion]) -> tuple[Plan, list[str]]:
     """The candidate that is best by the first criterion that tells them apart, then the next, and the sentences of those that did."""
     left = list(candidates)
-    reasons = [f"{len(left)} tilings fit the chip"]
+    reasons = ["one tiling fits the chip" if len(left) == 1 else f"{len(left)} tilings fit the chip"]
     for criterion in criteria:
         best = min(criterion.cost(candidate) for candidate in left)
         kept = [candidate for candidate in left if criterion.cost(candidate) == best]
@@ -81,28 +79,21 @@ def _candidates(problem: Problem, arch: Arch, direction: str, grid: Grid, overri
     base = fixed_fields(problem, arch, direction)
     axes = {name: (overrides[name],) if name in overrides else values for name, values in grid.axes.items()}
     found: list[Plan] = []
-    failure: Exception | None = None
+    failure: Exception | str = "they exclude each other"
     for combination in itertools.product(*axes.values()):
         try:
-            found += _built(grid.build, problem, arch, base, dict(zip(axes, combination, strict=True)), overrides)
+            candidate = grid.build(problem, arch, base, dict(zip(axes, combination, strict=True)))
         except ValueError as error:
             failure = error
+        else:
+            found += [] if candidate is None else [candidate]
     if found:
         return found
     if overrides:
         asked = ", ".join(f"{name}={value}" for name, value in overrides.items())
-        raise ValueError(f"no plan for {problem} on {arch.name} fits the overrides {asked}: {failure}") from failure
+        raise ValueError(f"no plan for {problem} on {arch.name} fits the overrides {asked}: {failure}")
     dims = f"head_dim {problem.head_dim}, head_dim_v {problem.head_dim_v}"
     raise UnsupportedError(backend=backend_name(arch), missing=f"the {direction} of {dims} ({failure})", nearest=grid.nearest)
-
-
-def _built(
-    build: Callable[..., Plan | None], problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any], overrides: dict[str, Any]
-) -> list[Plan]:
-    if "kv_stages" in overrides:
-        point["kv_stages"] = overrides["kv_stages"]
-    candidate = build(problem, arch, base, point)
-    return [] if candidate is None else [candidate]
 
 
 def backend_name(arch: Arch) -> str:

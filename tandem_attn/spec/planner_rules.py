@@ -17,6 +17,7 @@ GPU_DTYPES = ("float16", "bfloat16")
 CPU_DTYPES = ("float16", "bfloat16", "float32", "float64")
 SMEM_ALIGN = 1024  # bytes; the 128-byte swizzle of TMA repeats every 1024 (PTX ISA, tensor swizzling)
 BARRIER_BYTES = 512  # 64 mbarriers of 8 bytes: more than any of our pipelines has
+ALL_THAT_FIT = 0  # as a number of K/V slots
 MAX_KV_STAGES = 10  # as many as the public kernels use; further slots hide no more latency
 
 _MIN_SPLIT_BLOCKS = 4  # key blocks a split must keep: fewer do not pay for writing and combining a partial result
@@ -39,8 +40,8 @@ class Grid:
 
     axes: dict[str, tuple[Any, ...]]
     build: Callable[..., Plan | None]
-    remarks: Callable[[Problem, Plan], list[Choice]]  # reasons of fields that ``build`` sets without alternatives
-    criteria: tuple[Criterion, ...]
+    criteria: Callable[[Problem], tuple[Criterion, ...]]
+    remarks: Callable[[Plan], list[Choice]]  # reasons of fields that ``build`` sets without alternatives
     nearest: str
 
 
@@ -106,20 +107,18 @@ def uneven(problem: Problem) -> str:
     return ""
 
 
-def rules(problem: Problem, arch: Arch, best: Plan) -> tuple[dict[str, Any], list[Choice]]:
-    """Fields chosen after the tiling, and their reasons."""
-    chosen: dict[str, Any] = {}
-    why: list[Choice] = []
-    if best.direction == FORWARD:
-        chosen["pack_gqa"], sentence = _pack_gqa(problem, best)
-        why.append(("pack_gqa", sentence))
-        best = best.with_(pack_gqa=chosen["pack_gqa"])
-        chosen["num_splits"], sentence = _num_splits(problem, arch, best)
-        why.append(("num_splits", sentence))
-        best = best.with_(num_splits=chosen["num_splits"])
-    chosen["schedule"], sentence = _schedule(problem, arch, best)
-    why.append(("schedule", sentence))
-    return chosen, [choice for choice in why if choice[1]]
+def rules(problem: Problem, arch: Arch, plan: Plan, fixed: frozenset[str]) -> tuple[Plan, list[str]]:
+    """Completes a plan whose tiling is chosen; fields in ``fixed`` stay as they are. Returns it with the reasons."""
+    steps = {"pack_gqa": _pack_gqa, "num_splits": _num_splits, "schedule": _schedule}
+    if plan.direction == BACKWARD:
+        steps = {"schedule": _schedule}
+    reasons = []
+    for field, step in steps.items():
+        if field not in fixed:
+            value, reason = step(problem, arch, plan)
+            plan = plan.with_(**{field: value})
+            reasons += [reason] if reason else []
+    return plan, reasons
 
 
 def _tiles(problem: Problem, plan: Plan, pack: int) -> int:
@@ -127,7 +126,7 @@ def _tiles(problem: Problem, plan: Plan, pack: int) -> int:
     return problem.batch * (problem.heads // pack) * -(-problem.seqlen_q * pack // rows)
 
 
-def _pack_gqa(problem: Problem, plan: Plan) -> tuple[int, str]:
+def _pack_gqa(problem: Problem, arch: Arch, plan: Plan) -> tuple[int, str]:  # noqa: ARG001
     ratio = problem.heads_per_kv
     packed, apart = _tiles(problem, plan, ratio), _tiles(problem, plan, 1)
     if ratio == 1 or packed >= apart:
@@ -141,7 +140,7 @@ def _pack_gqa(problem: Problem, plan: Plan) -> tuple[int, str]:
 def _num_splits(problem: Problem, arch: Arch, plan: Plan) -> tuple[int, str]:
     tiles = _tiles(problem, plan, plan.pack_gqa)
     n_blocks = -(-problem.seqlen_k // plan.tile_n)
-    if arch.sms is None or not tiles or 2 * tiles > arch.sms:
+    if arch.sms is None or not tiles:
         return 1, ""
     splits = min(arch.sms // tiles, n_blocks // _MIN_SPLIT_BLOCKS, _MAX_SPLITS)
     if splits < 2:

@@ -10,12 +10,14 @@ from tandem_attn.spec.arch import Arch
 from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.planner_rules import (
+    ALL_THAT_FIT,
     BARRIER_BYTES,
     SMEM_ALIGN,
     Choice,
     Criterion,
     Grid,
     exp2_remark,
+    fewest_idle_tiles,
     forward_smem,
     kv_stages_that_fit,
     p_parts,
@@ -23,7 +25,7 @@ from tandem_attn.spec.planner_rules import (
     uneven,
 )
 from tandem_attn.spec.problem import Problem
-from tandem_attn.spec.resources import Packer, Role, chunks
+from tandem_attn.spec.resources import Packer, Region, Role, chunks
 
 _F32 = 4
 _PAIR_HEAD_DIM = 128  # from here on a CTA pair pays: below, K and V tiles are small and the exponential decides alone
@@ -32,8 +34,6 @@ _DQ_COLUMNS, _DQ_STAGES = 32, 2  # dQ leaves tensor memory in slices of 32 colum
 
 def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:
     tile_m, tile_n, q_stages, pair = point["tile_m"], point["tile_n"], point["q_stages"], point["cta_group"]
-    if pair == 2 and _pair_objection(problem, tile_m * q_stages):
-        return None
     d, dv, e = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v)), problem.element_bytes
     q_bytes, o_bytes = tile_m * d * e, tile_m * dv * e
     k_bytes, v_bytes = tile_n * d * e // pair, tile_n * dv * e // pair  # each CTA of a pair holds half of operand B
@@ -42,7 +42,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
         return None
     stats = 2 * q_stages * tile_m * _F32  # alpha, then the row sum, from softmax to correction
     fixed = q_stages * (q_bytes + (o_bytes if own_o else 0)) + stats + BARRIER_BYTES
-    stages = point.get("kv_stages") or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
+    stages = point["kv_stages"] or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
     if stages < 2:
         raise too_large(arch, fixed + k_bytes + v_bytes)
     smem = forward_smem(q_stages, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
@@ -63,7 +63,7 @@ def _pair_objection(problem: Problem, rows: int) -> str:
     return "" if problem.seqlen_q > rows else "one CTA covers all queries"
 
 
-def _forward_tmem(q_stages: int, tile_n: int, dv: int, element_bytes: int) -> tuple[Any, ...]:
+def _forward_tmem(q_stages: int, tile_n: int, dv: int, element_bytes: int) -> tuple[Region, ...]:
     """Two S tiles and an O tile for each query tile. With one query tile the two S tiles take turns. P lies over the end of its S."""
     tmem = Packer(16)
     for i in range(2):
@@ -98,19 +98,21 @@ def _exp2(problem: Problem, arch: Arch) -> Exp2Split:
 
 
 def _backward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:  # noqa: ARG001
-    tile_m, tile_n, pair = point["tile_m"], point["tile_n"], point["cta_group"]
-    q_stages, do_stages = point["q_stages"], point["do_stages"]
-    if pair == 2 and _backward_pair_objection(problem, tile_n):
-        return None
+    tile_m, pair, tight = point["tile_m"], point["cta_group"], point["tight"]
     d, dv, e = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v)), problem.element_bytes
-    tmem = _backward_tmem(tile_m, tile_n, d, dv, pair)
-    smem = _backward_smem(point, d, dv, e)
+    if pair == 1 and tight:
+        return None
+    if pair == 1:
+        tmem, smem = _alone_tmem(tile_m, d, dv), _alone_smem(point, d, dv, e)
+    else:
+        tmem = _tight_pair_tmem(tile_m, d, dv) if tight else _pair_tmem(tile_m, d, dv)
+        smem = _pair_smem(point, d, dv, e, tight=tight)
     registers = (152, 136, 88) if pair == 1 else (136, 136, 104)  # public FA4 kernels; each sums to 65,536
     roles = [Role("reduce", 4, registers[0]), Role("compute", 8, registers[1]), Role("mma", 1, registers[2]), Role("load", 1, registers[2])]
     if pair == 2:
         roles.append(Role("relay", 1, registers[2]))
-    stages = {"q_stages": q_stages, "do_stages": do_stages, "kv_stages": 2}
-    return Plan(**{**base, **point, **stages, "roles": tuple(roles), "smem": smem, "tmem": tmem})
+    fields = {name: value for name, value in point.items() if name != "tight"}
+    return Plan(**{**base, **fields, "kv_stages": 2, "roles": tuple(roles), "smem": smem, "tmem": tmem})
 
 
 def _backward_pair_objection(problem: Problem, tile_n: int) -> str:
@@ -123,40 +125,85 @@ def _backward_pair_objection(problem: Problem, tile_n: int) -> str:
     return "" if problem.seqlen_k > tile_n else "one CTA covers all keys"
 
 
-def _backward_tmem(tile_m: int, tile_n: int, d: int, dv: int, pair: int) -> tuple[Any, ...]:
-    """Transposed products: S^T and dP^T have keys as lanes and queries as columns; P and dS (16 bits) lie over the start of theirs."""
-    del tile_n  # lanes
+# Tensor memory of the backward. Products are transposed: S^T and dP^T have keys as lanes and queries as columns. P and dS have 16 bits.
+
+
+def _alone_tmem(tile_m: int, d: int, dv: int) -> tuple[Region, ...]:
     tmem = Packer(16)
     tmem.add("S", tile_m)
     tmem.add("dV", dv)
-    tmem.add("dP", tile_m if pair == 2 else max(tile_m, d))
+    tmem.add("dP", max(tile_m, d))
     tmem.add("dK", d)
     tmem.over("P", tile_m // 2, "S")
     tmem.over("dS", tile_m // 2, "dP")
-    if pair == 1:
-        tmem.over("dQ", d, "dP")  # after dS was read by the dK product
-    else:
-        tmem.over("dQ", d // 2, "S", tile_m // 2)  # 64 queries of the pair's 128: half the columns
+    tmem.over("dQ", d, "dP")  # after the dK product has read dS
     return tmem.regions
 
 
-def _backward_smem(point: dict[str, Any], d: int, dv: int, e: int) -> tuple[Any, ...]:
-    tile_m, tile_n, pair = point["tile_m"], point["tile_n"], point["cta_group"]
+def _pair_tmem(tile_m: int, d: int, dv: int) -> tuple[Region, ...]:
+    tmem = Packer(16)
+    tmem.add("S", tile_m)
+    tmem.add("dV", dv)
+    tmem.add("dP", tile_m)
+    tmem.add("dK", d)
+    tmem.over("P", tile_m // 2, "S")
+    tmem.over("dS", tile_m // 2, "dP")
+    tmem.over("dQ", d // 2, "S", tile_m // 2)  # 64 queries of the pair's 128: half the columns
+    return tmem.regions
+
+
+def _tight_pair_tmem(tile_m: int, d: int, dv: int) -> tuple[Region, ...]:
+    """For large head dimensions: dP starts in the second half of S, which must have been read into registers before."""
+    tmem = Packer(16)
+    tmem.add("dV", dv)
+    tmem.add("dK", d)
+    tmem.add("S", tile_m)
+    tmem.over("P", tile_m // 2, "S")
+    tmem.over("dP", tile_m, "S", tile_m // 2)
+    tmem.over("dS", tile_m // 2, "dP")
+    tmem.over("dQ", d // 2, "dP", tile_m - d // 2)  # after the dK product has read dS
+    return tmem.regions
+
+
+def _alone_smem(point: dict[str, Any], d: int, dv: int, e: int) -> tuple[Region, ...]:
+    tile_m, tile_n = point["tile_m"], point["tile_n"]
     smem = Packer(SMEM_ALIGN)
     smem.add("K", tile_n * d * e)
     smem.add("V", tile_n * dv * e)
-    if pair == 2:
-        smem.add("K of the pair", 2 * tile_n * d // 2 * e)  # operand B of dQ: all keys of the pair, half of the columns
-    smem.add("Q ring", point["q_stages"] * tile_m * d * e // pair)
-    smem.add("dO ring", point["do_stages"] * tile_m * dv * e // pair)
-    if pair == 2:
-        smem.add("Q transposed", tile_m * d * e // 2)  # operand B is halved along other axes for dK and dV
-        smem.add("dO transposed", tile_m * dv * e // 2)
+    smem.add("Q ring", point["q_stages"] * tile_m * d * e)
+    smem.add("dO ring", point["do_stages"] * tile_m * dv * e)
     smem.add("dS", tile_m * tile_n * e)
-    if pair == 2:
-        smem.add("dS outgoing", tile_m * tile_n * e // 2)  # to the peer, through distributed shared memory
-    smem.add("dQ", _DQ_STAGES * tile_m // pair * _DQ_COLUMNS * _F32)
-    smem.add("LSE and delta", (point["q_stages"] + point["do_stages"]) * tile_m * _F32)
+    smem.add("dQ", _DQ_STAGES * tile_m * _DQ_COLUMNS * _F32)
+    return _with_statistics(smem, point)
+
+
+def _pair_smem(point: dict[str, Any], d: int, dv: int, e: int, *, tight: bool) -> tuple[Region, ...]:
+    """Each CTA holds half of every operand B. Q and dO are operand B of two products each, halved along queries and along the head
+    dimension.
+    """
+    tile_m, tile_n = point["tile_m"], point["tile_n"]
+    smem = Packer(SMEM_ALIGN)
+    smem.add("K", tile_n * d * e)
+    smem.add("V", tile_n * dv * e)
+    smem.add("K of the pair", tile_n * d * e)  # operand B of dQ: the keys of both CTAs, half of the head dimension
+    q_bytes, do_bytes, dq_bytes = tile_m * d * e // 2, tile_m * dv * e // 2, _DQ_STAGES * tile_m // 2 * _DQ_COLUMNS * _F32
+    smem.add("Q ring", point["q_stages"] * q_bytes)
+    smem.add("dO ring", point["do_stages"] * do_bytes)
+    smem.add("dS", tile_m * tile_n * e)
+    smem.add("dS outgoing", tile_m * tile_n * e // 2)  # to the peer, through distributed shared memory
+    if tight:  # loaded one after the other into the same place
+        smem.over("Q transposed", q_bytes, "Q ring")
+        smem.over("dO transposed", do_bytes, "dO ring")
+        smem.over("dQ", dq_bytes, "dS outgoing")
+    else:
+        smem.add("Q transposed", q_bytes)
+        smem.add("dO transposed", do_bytes)
+        smem.add("dQ", dq_bytes)
+    return _with_statistics(smem, point)
+
+
+def _with_statistics(smem: Packer, point: dict[str, Any]) -> tuple[Region, ...]:
+    smem.add("LSE and delta", (point["q_stages"] + point["do_stages"]) * point["tile_m"] * _F32)
     smem.add("barriers", BARRIER_BYTES)
     return smem.regions
 
@@ -165,12 +212,30 @@ def _o_over_q(plan: Plan) -> bool:
     return any(region.name == "O0" and region.overlaps for region in plan.smem)
 
 
-def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:
-    remarks = []
-    if plan.cta_group == 1:
-        objection = _pair_objection(problem, plan.rows_per_cta)
-        remarks.append(("cta_group", f"one CTA a tile: {objection or 'a pair does not fit'}"))
-    remarks += [
+def _tight(plan: Plan) -> bool:
+    return any(region.name == "dP" and region.overlaps for region in plan.tmem)
+
+
+def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
+    return (
+        fewest_idle_tiles(problem),
+        Criterion(
+            lambda p: -p.q_stages, lambda p: f"{p.q_stages} query tiles of {p.tile_m} rows: one's softmax runs under the other's MMA"
+        ),
+        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
+        Criterion(
+            lambda p: p.cta_group == 2 and bool(_pair_objection(problem, p.rows_per_cta)),
+            lambda p: f"one CTA a tile: {_pair_objection(problem, p.rows_per_cta)}",
+        ),
+        Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair shares K and V: half the shared memory and traffic for them in each"),
+        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
+        Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
+        Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
+    )
+
+
+def _forward_remarks(plan: Plan) -> list[Choice]:
+    remarks = [
         exp2_remark(plan),
         ("rescale_rows", f"O is rescaled by a warp only when one of its row maxima grew by more than 2^{plan.rescale_threshold:g}"),
     ]
@@ -179,36 +244,43 @@ def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:
     return remarks
 
 
-def _backward_remarks(problem: Problem, plan: Plan) -> list[Choice]:
+def _backward_criteria(problem: Problem) -> tuple[Criterion, ...]:
+    return (
+        Criterion(
+            lambda p: p.cta_group == 2 and bool(_backward_pair_objection(problem, p.tile_n)),
+            lambda p: f"one CTA a tile: {_backward_pair_objection(problem, p.tile_n)}",
+        ),
+        Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair: half of each operand B and half of the dQ additions in each CTA"),
+        Criterion(_tight, lambda _: "S and dP lie apart in tensor memory: dP need not wait until S is read"),
+        Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} Q stages: all that fit"),
+    )
+
+
+def _backward_remarks(plan: Plan) -> list[Choice]:
     remarks = [("exp2", "exp2 on MUFU only: five products a tile leave it ample time")]
-    if plan.cta_group == 1:
-        remarks.append(("cta_group", f"one CTA a tile: {_backward_pair_objection(problem, plan.tile_n) or 'a pair does not fit'}"))
+    if _tight(plan):
+        remarks.append(("tmem", "a CTA pair whose dP starts in the second half of S: S, dP, dK and dV exceed 512 columns otherwise"))
     return remarks
 
 
 FORWARD = Grid(
-    axes={"tile_m": (128,), "tile_n": (128, 64), "q_stages": (2, 1), "cta_group": (2, 1), "o_over_q": (False, True)},
+    axes={
+        "tile_m": (128,),
+        "tile_n": (128, 64),
+        "q_stages": (2, 1),
+        "cta_group": (2, 1),
+        "o_over_q": (False, True),
+        "kv_stages": (ALL_THAT_FIT,),
+    },
     build=_forward,
+    criteria=_forward_criteria,
     remarks=_forward_remarks,
-    criteria=(
-        Criterion(
-            lambda p: -p.q_stages, lambda p: f"{p.q_stages} query tiles of {p.tile_m} rows: one's softmax runs under the other's MMA"
-        ),
-        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
-        Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair shares K and V: half the shared memory and traffic for them in each"),
-        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
-        Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
-        Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
-    ),
     nearest="head_dim and head_dim_v up to 256",
 )
 BACKWARD = Grid(
-    axes={"tile_m": (128,), "tile_n": (128,), "q_stages": (2, 1), "do_stages": (1,), "cta_group": (2, 1)},
+    axes={"tile_m": (128,), "tile_n": (128,), "q_stages": (2, 1), "do_stages": (1,), "cta_group": (2, 1), "tight": (False, True)},
     build=_backward,
+    criteria=_backward_criteria,
     remarks=_backward_remarks,
-    criteria=(
-        Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair: half of each operand B and half of the dQ additions in each CTA"),
-        Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} Q stages: all that fit"),
-    ),
-    nearest="head_dim and head_dim_v up to 128 (S, dP, dK, dV and dQ share 512 columns), or a Hopper chip",
+    nearest="head_dim + head_dim_v up to 320 (dK, dV, S and dP share 512 columns), or a Hopper chip",
 )

@@ -7,12 +7,14 @@ from typing import Any
 from tandem_attn.spec.arch import Arch
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.planner_rules import (
+    ALL_THAT_FIT,
     BARRIER_BYTES,
     SMEM_ALIGN,
     Choice,
     Criterion,
     Grid,
     exp2_remark,
+    fewest_idle_tiles,
     forward_smem,
     kv_stages_that_fit,
     too_large,
@@ -22,8 +24,8 @@ from tandem_attn.spec.resources import Packer, Role, chunks
 
 _CONSUMER = {1: 240, 2: 240, 3: 160}  # registers a thread (public FA3 and FA4 kernels); the rest of 65,536 goes to the producer's warpgroup
 _PRODUCER = {1: 24, 2: 24, 3: 32}
-_Q_ROOM = 40  # that must be left for Q to be kept in registers too: at 32, ptxas spills in the block loop (192, 128)
 _SPARE = 32  # registers a thread besides accumulators and P: row statistics, addresses, loop state
+_Q_ROOM = 40  # to be left when Q is in registers too: with 32, ptxas spills in the block loop of (192, 128)
 _THREADS = 128  # of a warpgroup
 _WGMMA_ROWS = 64  # rows of A in one wgmma (PTX ISA)
 
@@ -39,6 +41,11 @@ def _fills_wide_tiles(problem: Problem) -> bool:
     return problem.seqlen_k > (4096 if causal else 1024)
 
 
+def _few_scalars(problem: Problem, mask: str) -> bool:
+    """Whether the registers that Q would take are free of other features' scalars."""
+    return not (problem.softcap or problem.alibi or problem.seqused or "window(#" in mask)
+
+
 def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:
     consumers, tile_m, tile_n = point["q_stages"], point["tile_m"], point["tile_n"]
     if consumers not in _CONSUMER:
@@ -46,9 +53,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     d, dv = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v))
     scores, out, p = tile_m * tile_n // _THREADS, tile_m * dv // _THREADS, tile_m * tile_n // _THREADS // 2
     q = tile_m * d // _THREADS // 2 if point["q_registers"] else 0
-    if q and (problem.softcap or problem.alibi or problem.seqused or "window(#" in base["mask"]):
-        return None  # their scalars take the registers
-    if consumers == 3 and not _fills_wide_tiles(problem):
+    if (q and not _few_scalars(problem, base["mask"])) or (consumers == 3 and not _fills_wide_tiles(problem)):
         return None
     live = out + scores + p + q  # S arrives while P of the block before is an operand of P V
     if live > _CONSUMER[consumers] - (_Q_ROOM if q else _SPARE):
@@ -59,23 +64,14 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     fixed = consumers * (q_bytes + (o_bytes if own_o else 0)) + BARRIER_BYTES
     if not own_o and o_bytes > q_bytes:
         return None
-    stages = point.get("kv_stages") or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
+    stages = point["kv_stages"] or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
     if stages < 2:
         raise too_large(arch, fixed + k_bytes + v_bytes)
     smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
     smem.add("barriers", BARRIER_BYTES)
     fields = {k: v for k, v in point.items() if k != "o_over_q"}
-    return Plan(
-        **{
-            **base,
-            **fields,
-            "kv_stages": stages,
-            "rescale_rows": 16,
-            "early_turn": consumers == 2,
-            "roles": _roles(consumers),
-            "smem": smem.regions,
-        }
-    )
+    fields |= {"kv_stages": stages, "rescale_rows": 16, "early_turn": consumers == 2, "ping_pong": consumers > 1}
+    return Plan(**{**base, **fields, "roles": _roles(consumers), "smem": smem.regions})
 
 
 def _backward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:  # noqa: ARG001
@@ -111,18 +107,37 @@ def _o_over_q(plan: Plan) -> bool:
     return any(region.overlaps for region in plan.smem)
 
 
-def _forward_remarks(problem: Problem, plan: Plan) -> list[Choice]:  # noqa: ARG001
+def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
+    return (
+        fewest_idle_tiles(problem),
+        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
+        Criterion(lambda p: -min(p.q_stages, 2), lambda p: f"{p.q_stages} consumers: one's softmax runs under another's MMA"),
+        Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
+        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
+        Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
+        Criterion(lambda p: not p.q_registers, lambda _: "Q is read once into registers: shared memory feeds the MMAs with K and V only"),
+        Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
+        Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
+    )
+
+
+def _forward_remarks(plan: Plan) -> list[Choice]:
     return [
         exp2_remark(plan),
         ("rescale_rows", f"a warp (16 rows) rescales O only when one of its maxima grew by more than 2^{plan.rescale_threshold:g}"),
-        (
-            "intra_overlap",
-            "softmax starts when P V of the block before is done: overlap comes from the other consumers (measured, docs/ledger.md)",
-        ),
+        ("intra_overlap", "a consumer's softmax starts when its P V is done: it runs under the others' MMAs (measured, docs/ledger.md)"),
     ]
 
 
-def _backward_remarks(problem: Problem, plan: Plan) -> list[Choice]:  # noqa: ARG001
+def _backward_criteria(problem: Problem) -> tuple[Criterion, ...]:  # noqa: ARG001
+    return (
+        Criterion(lambda p: -p.tile_m * p.tile_n, lambda p: f"{p.tile_m} x {p.tile_n} tiles: the largest that registers and memory hold"),
+        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n} keys a CTA: dQ is added to global memory least often"),
+        Criterion(lambda p: -(p.q_stages + p.do_stages), lambda p: f"{p.q_stages} Q and {p.do_stages} dO stages: all that fit"),
+    )
+
+
+def _backward_remarks(plan: Plan) -> list[Choice]:  # noqa: ARG001
     return [("exp2", "exp2 on MUFU only: five products a tile leave it ample time")]
 
 
@@ -133,33 +148,18 @@ FORWARD = Grid(
         "q_stages": (3, 2, 1),
         "q_registers": (True, False),
         "intra_overlap": (False,),
-        "ping_pong": (True,),
         "o_over_q": (False,),
+        "kv_stages": (ALL_THAT_FIT,),
     },
     build=_forward,
+    criteria=_forward_criteria,
     remarks=_forward_remarks,
-    criteria=(
-        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
-        Criterion(lambda p: -min(p.q_stages, 2), lambda p: f"{p.q_stages} consumers: one's softmax runs under another's MMA"),
-        Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
-        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
-        Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
-        Criterion(
-            lambda p: not p.q_registers, lambda _: "Q is read once into registers: shared memory feeds the tensor cores with K and V only"
-        ),
-        Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
-        Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
-    ),
     nearest="head_dim and head_dim_v up to 256",
 )
 BACKWARD = Grid(
     axes={"tile_m": (128, 64), "tile_n": (128, 64), "q_stages": (2, 1), "do_stages": (2, 1)},
     build=_backward,
+    criteria=_backward_criteria,
     remarks=_backward_remarks,
-    criteria=(
-        Criterion(lambda p: -p.tile_m * p.tile_n, lambda p: f"{p.tile_m} x {p.tile_n} tiles: the largest that registers and memory hold"),
-        Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n} keys a CTA: dQ is added to global memory least often"),
-        Criterion(lambda p: -(p.q_stages + p.do_stages), lambda p: f"{p.q_stages} Q and {p.do_stages} dO stages: all that fit"),
-    ),
     nearest="head_dim and head_dim_v up to 256",
 )

@@ -120,7 +120,7 @@ def test_plan_of_the_backward_and_of_the_cpu() -> None:
 def test_unsupported_problem_exits_1_and_names_the_nearest() -> None:
     result = run(plan, "--chip", "b200", "--head-dim", "256", "--backward")
     assert result.exit_code == 1
-    assert "tmem: " in result.output and "nearest that works: head_dim and head_dim_v up to 128" in result.output
+    assert "tmem: " in result.output and "nearest that works: head_dim + head_dim_v up to 320" in result.output
 
 
 def test_bar_shows_place_and_size() -> None:

@@ -88,9 +88,9 @@ def test_wrong_arguments_are_named() -> None:
 def test_fma_rounds_once() -> None:
     rng = random.Random(3)
     cases = [tuple(round_to_float32(rng.uniform(-2, 2) * 2.0 ** rng.randint(-12, 12)) for _ in range(3)) for _ in range(5_000)]
-    # 1 + 2^-24 + 2^-54: the double sum falls on a float32 tie, the exact one lies above it.
-    cases.append((round_to_float32(1 + 2.0**-23), 2.0**-24 * (1 - 2.0**-23), 1.0))
-    cases.append((2.0**-27, 2.0**-27, 1 + 2.0**-23))
+    # The product is 2^-24 (1 - 2^-46): the double sum falls on a float32 tie, the exact one lies below it; and the mirrored case.
+    cases.append((1 + 2.0**-23, 2.0**-24 * (1 - 2.0**-23), 1 + 2.0**-23))
+    cases.append((-1 - 2.0**-23, 2.0**-24 * (1 - 2.0**-23), 1.0))
     for a, b, c in cases:
         exact = Fraction(a) * Fraction(b) + Fraction(c)
         got = fma_float32(a, b, c)

@@ -45,6 +45,7 @@ def test_plan_prints_what_matters() -> None:
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"tile_m": 96}, "tile_m must be 64 or 128 on H100"),
         ({"tile_n": 8}, "tile_n must be a multiple of 16"),
+        ({"direction": "backward", "kv_stages": 3}, "kv_stages must be 2 in the backward"),
         ({"q_stages": 0}, "q_stages must be an int >= 1, got 0"),
         ({"num_splits": True}, "num_splits must be an int >= 1, got True"),
         ({"cta_group": 2}, "cta_group must be 1, or 2 on a chip with tcgen05, got 2 on H100"),
@@ -90,6 +91,7 @@ def test_regions_share_space_only_by_name(regions: tuple[Region, ...], message: 
 
 def test_named_overlap_is_fine() -> None:
     check_regions("tmem", (Region("S", 0, 128), Region("P", 64, 64, ("S",)), Region("O", 128, 128)), 512, "columns")
+    check_regions("tmem", (Region("O", 128, 128), Region("S", 0, 128)), 512, "columns")  # neighbours in any order
 
 
 def test_warpgroups_share_a_budget() -> None:

@@ -25,7 +25,7 @@ def problem(head_dim: int = 128, head_dim_v: int = 0, **changes: Any) -> Problem
     return Problem(**{**base, "head_dim": head_dim, "head_dim_v": head_dim_v, **changes})
 
 
-# Public kernels, paper.md: CTA rows x keys; head_dim 192 and 256 there are 128x(80|112) and 128x(64|80), here the powers of two Gluon has.
+# CTA rows x keys of FlashAttention-3; its 128x(80|112) at head_dim 192 and 128x(64|80) at 256 become the powers of two that Gluon has.
 @pytest.mark.parametrize(
     ("dims", "rows", "tile_n", "registers"),
     [
@@ -47,6 +47,8 @@ def test_hopper_forward_tiles(dims: tuple[int, int], rows: int, tile_n: int, reg
 def test_hopper_backward_tiles(dim: int, tile: tuple[int, int]) -> None:
     got = plan(problem(dim), "H100", direction="backward").plan
     assert (got.tile_m, got.tile_n) == tile
+    in_memory = "P" in {region.name for region in got.smem}
+    assert in_memory == (got.tile_n == 64), "two warpgroups share 64 keys, so both need all of P"
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,15 @@ def test_blackwell_tensor_memory_is_exactly_accounted() -> None:
     assert (forward.warps, pair.warps) == (14, 15)
 
 
+def test_blackwell_backward_of_large_heads_shares_space_by_name() -> None:
+    got = plan(problem(192, 128, deterministic=True), "B200", direction="backward")
+    at = {region.name: (region.offset, region.size) for region in got.plan.tmem}
+    assert at == {"dV": (0, 128), "dK": (128, 192), "S": (320, 128), "P": (320, 64), "dP": (384, 128), "dS": (384, 64), "dQ": (416, 96)}
+    overlaps = {region.name: region.overlaps for region in (*got.plan.tmem, *got.plan.smem) if region.overlaps}
+    assert overlaps["dP"] == ("S",) and overlaps["Q transposed"] == ("Q ring",) and overlaps["dO transposed"] == ("dO ring",)
+    assert got.plan.cta_group == 2 and any("second half of S" in reason for reason in got.reasons)
+
+
 def test_exp2_fraction_follows_the_chip_and_mask() -> None:
     fractions = {
         (chip, mask.code): plan(problem(mask=mask), chip).plan.exp2.fraction
@@ -102,10 +113,10 @@ def test_every_head_dim_plans_forward(chip: str) -> None:
 @pytest.mark.parametrize("chip", GPUS)
 def test_every_head_dim_plans_backward_or_says_why(chip: str) -> None:
     for dim in range(8, 257, 8):
-        if chip.startswith("H") or dim <= 128:
+        if chip.startswith("H") or dim <= 160:
             assert plan(problem(dim), chip, direction="backward").plan.smem
             continue
-        with pytest.raises(UnsupportedError, match="nearest that works: head_dim and head_dim_v up to 128") as raised:
+        with pytest.raises(UnsupportedError, match=r"nearest that works: head_dim \+ head_dim_v up to 320") as raised:
             plan(problem(dim), chip, direction="backward")
         assert f"head_dim {dim}" in raised.value.missing and "capacity" in raised.value.missing
 
@@ -167,6 +178,11 @@ def test_overrides_are_kept_and_said() -> None:
     assert not any("static persistent" in reason for reason in got.reasons)
     assert plan(problem(seqlen_q=1), "B200", q_stages=2).plan.q_stages == 2
     assert plan(problem(), "B200", kv_stages=4).plan.kv_stages == 4
+    for direction in ("forward", "backward"):
+        pair = plan(problem(64, mask=Causal(), deterministic=True), "B200", direction=direction, cta_group=2).plan
+        assert pair.cta_group == 2, "an objection to pairs is a preference, not a limit"
+    apart = plan(problem(seqlen_q=1, heads_kv=4), "H200", pack_gqa=1)
+    assert apart.plan.pack_gqa == 1 and apart.plan.num_splits > plan(problem(seqlen_q=1, heads_kv=4), "H200", num_splits=1).plan.num_splits
 
 
 @pytest.mark.parametrize(
@@ -181,6 +197,7 @@ def test_overrides_are_kept_and_said() -> None:
         ({"direction": "up"}, "direction must be 'forward' or 'backward', got 'up'"),
         ({"kv_stages": 40}, "fits the overrides kv_stages=40: smem"),
         ({"q_stages": 3}, "fits the overrides q_stages=3: "),
+        ({"direction": "backward", "cta_group": 1, "do_stages": 40}, "fits the overrides cta_group=1, do_stages=40: smem"),
     ],
 )
 def test_overrides_are_checked(overrides: dict[str, Any], message: str) -> None:
