@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tandem_attn.kernels import backend as kernels
 from tandem_attn.reference import sdpa, tiled
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Gradients, Inputs
@@ -61,11 +62,12 @@ def _nothing_missing(problem: Problem) -> str | None:  # noqa: ARG001
 BACKENDS = {
     backend.name: backend
     for backend in (
+        Backend("tandem", "Tandem's own GPU kernels", kernels.missing, kernels.plan, kernels.forward, kernels.backward),
         Backend("sdpa", "PyTorch's scaled_dot_product_attention kernels", sdpa.missing, _host_plan, sdpa.forward, sdpa.backward),
         Backend("reference", "tiled attention in PyTorch operations", _nothing_missing, _host_plan, tiled.forward, tiled.backward),
     )
 }
-ORDER = ("sdpa", "reference")  # what auto tries
+ORDER = ("tandem", "sdpa", "reference")  # what auto tries
 NAMES = (AUTO, *BACKENDS)
 
 
@@ -79,7 +81,7 @@ def choose(problem: Problem, name: str) -> Backend:
     support = supports(problem, name)
     if not support.ok:
         raise UnsupportedError(backend=name, missing=support.reason, nearest=_nearest(problem))
-    if name == AUTO and problem.device == "cuda":
+    if name == AUTO and problem.device == "cuda" and support.backend != "tandem":
         _tell_once(support.backend, torch.cuda.get_device_name())
     return BACKENDS[support.backend]
 

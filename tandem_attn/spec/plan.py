@@ -4,6 +4,7 @@ else."""
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import math
 import re
@@ -94,6 +95,9 @@ class Plan:
     bias: bool = False
     return_lse: bool = False
     intra_overlap: bool = False  # Hopper: the next S = QK is issued before this block's softmax
+    q_registers: bool = False  # Hopper: Q is operand A from registers, and its shared memory is free for the next tile's
+    ping_pong: bool = False  # Hopper: the consumers issue their products in turns, so that one's softmax runs under another's MMA
+    early_turn: bool = False  # Hopper: the turn passes once S = QK is issued, not P V too
 
     def __post_init__(self) -> None:
         arch = get_arch(self.arch)
@@ -171,6 +175,7 @@ def mask_structure(code: str) -> str:
     return re.sub(r"window\(([^,]*),([^,]*),", lambda m: f"window({_literal(m[1])},{_literal(m[2])},", code)
 
 
+@functools.lru_cache(maxsize=1024)
 def mask_scalars(code: str) -> tuple[int, ...]:
     """The window bounds that ``mask_structure`` replaced, in order."""
     bounds = [bound for pair in re.findall(r"window\(([^,]*),([^,]*),", code) for bound in pair]

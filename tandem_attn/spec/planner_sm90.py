@@ -25,6 +25,7 @@ from tandem_attn.spec.resources import Packer, Role, chunks
 _CONSUMER = {1: 240, 2: 240, 3: 160}  # registers a thread (public FA3 and FA4 kernels); the rest of 65,536 goes to the producer's warpgroup
 _PRODUCER = {1: 24, 2: 24, 3: 32}
 _SPARE = 32  # registers a thread besides accumulators and P: row statistics, addresses, loop state
+_Q_ROOM = 40  # to be left when Q is in registers too: with 32, ptxas spills in the block loop of (192, 128)
 _THREADS = 128  # of a warpgroup
 _WGMMA_ROWS = 64  # rows of A in one wgmma (PTX ISA)
 
@@ -34,14 +35,28 @@ def _roles(consumers: int) -> tuple[Role, ...]:
     return (*each, Role("producer", 1, _PRODUCER[consumers]))
 
 
+def _fills_wide_tiles(problem: Problem) -> bool:
+    """Whether sequences are long enough for 192-row tiles: measured on an H200 at head_dim 64 (docs/ledger.md)."""
+    causal = problem.mask.bounds(problem.seqlen_q, problem.seqlen_k).outer.hi is not None
+    return problem.seqlen_k > (4096 if causal else 1024)
+
+
+def _few_scalars(problem: Problem, mask: str) -> bool:
+    """Whether the registers that Q would take are free of other features' scalars."""
+    return not (problem.softcap or problem.alibi or problem.seqused or "window(#" in mask)
+
+
 def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:
     consumers, tile_m, tile_n = point["q_stages"], point["tile_m"], point["tile_n"]
     if consumers not in _CONSUMER:
         raise ValueError(f"q_stages must be 1, 2 or 3 on {arch.name} (consumer warpgroups), got {consumers}")
     d, dv = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v))
     scores, out, p = tile_m * tile_n // _THREADS, tile_m * dv // _THREADS, tile_m * tile_n // _THREADS // 2
-    live = out + scores + (scores if point["intra_overlap"] else p)  # the next S arrives while this block's softmax still reads S
-    if live > _CONSUMER[consumers] - _SPARE:
+    q = tile_m * d // _THREADS // 2 if point["q_registers"] else 0
+    if (q and not _few_scalars(problem, base["mask"])) or (consumers == 3 and not _fills_wide_tiles(problem)):
+        return None
+    live = out + scores + p + q  # S arrives while P of the block before is an operand of P V
+    if live > _CONSUMER[consumers] - (_Q_ROOM if q else _SPARE):
         raise ValueError(f"registers: {live} for accumulators leave no {_SPARE} of {_CONSUMER[consumers]} a thread")
     e = problem.element_bytes
     q_bytes, o_bytes, k_bytes, v_bytes = tile_m * d * e, tile_m * dv * e, tile_n * d * e, tile_n * dv * e
@@ -55,7 +70,8 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
     smem.add("barriers", BARRIER_BYTES)
     fields = {k: v for k, v in point.items() if k != "o_over_q"}
-    return Plan(**{**base, **fields, "kv_stages": stages, "rescale_rows": 0, "roles": _roles(consumers), "smem": smem.regions})
+    fields |= {"kv_stages": stages, "rescale_rows": 16, "early_turn": consumers == 2, "ping_pong": consumers > 1}
+    return Plan(**{**base, **fields, "roles": _roles(consumers), "smem": smem.regions})
 
 
 def _backward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:  # noqa: ARG001
@@ -94,11 +110,12 @@ def _o_over_q(plan: Plan) -> bool:
 def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
     return (
         fewest_idle_tiles(problem),
+        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
+        Criterion(lambda p: -min(p.q_stages, 2), lambda p: f"{p.q_stages} consumers: one's softmax runs under another's MMA"),
         Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
-        Criterion(lambda p: not p.intra_overlap, lambda _: "the next S = QK^T runs under this block's softmax: registers hold both"),
-        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
+        Criterion(lambda p: not p.q_registers, lambda _: "Q is read once into registers: shared memory feeds the MMAs with K and V only"),
         Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     )
@@ -107,7 +124,8 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
 def _forward_remarks(plan: Plan) -> list[Choice]:
     return [
         exp2_remark(plan),
-        ("rescale_rows", "O is always rescaled: it lies in registers, where a branch costs more than the multiplications"),
+        ("rescale_rows", f"a warp (16 rows) rescales O only when one of its maxima grew by more than 2^{plan.rescale_threshold:g}"),
+        ("intra_overlap", "a consumer's softmax starts when its P V is done: it runs under the others' MMAs (measured, docs/ledger.md)"),
     ]
 
 
@@ -128,8 +146,9 @@ FORWARD = Grid(
         "tile_m": (64,),
         "tile_n": (128, 64),
         "q_stages": (3, 2, 1),
-        "intra_overlap": (True, False),
-        "o_over_q": (False, True),
+        "q_registers": (True, False),
+        "intra_overlap": (False,),
+        "o_over_q": (False,),
         "kv_stages": (ALL_THAT_FIT,),
     },
     build=_forward,

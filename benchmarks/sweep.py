@@ -1,0 +1,156 @@
+"""Variants of the Hopper forward against each other and the peers: what the planner's choices rest on.
+
+python -m benchmarks.sweep OUT.json GROUP...
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases import Case, by_tokens
+from benchmarks.peers import PEERS
+from benchmarks.protocol import environment, gpu_state, matmul_tflops, median, milliseconds
+from tandem_attn.kernels import backend
+from tandem_attn.kernels.compile import precompile
+from tandem_attn.spec.exp2 import Exp2Split
+from tandem_attn.spec.inputs import Inputs
+from tandem_attn.spec.masks import Causal, Full
+from tandem_attn.spec.plan import Launch, Plan, Schedule, ScheduleKind
+from tandem_attn.spec.planner import plan
+from tandem_attn.spec.problem import Problem
+
+BASE = {"ping_pong": True, "intra_overlap": True, "q_registers": False}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "smem": {},
+    "smem_seq": {"intra_overlap": False},
+    "smem_tau": {"rescale_rows": 16},
+    "reg": {"q_registers": True},
+    "reg_seq": {"q_registers": True, "intra_overlap": False},
+    "reg_seq_tau": {"q_registers": True, "intra_overlap": False, "rescale_rows": 16},
+    "no_turns": {"ping_pong": False},
+    "early": {"early_turn": True},
+    "smem_seq_tau": {"intra_overlap": False, "rescale_rows": 16},
+    "kv4": {"kv_stages": 4},
+    "dynamic": {"schedule": Schedule(ScheduleKind.LPT, Launch.DYNAMIC, 0)},
+    "static": {"schedule": Schedule(ScheduleKind.LPT, Launch.STATIC, 0)},
+    "naive_static": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.STATIC, 0)},
+    "naive_dynamic": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.DYNAMIC, 0)},
+    **{f"lpt{n}": {"schedule": Schedule(ScheduleKind.LPT, Launch.DYNAMIC, n)} for n in (1, 2, 3, 4, 6, 8, 12, 16, 32)},
+    **{f"nd{n}": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.DYNAMIC, n)} for n in (1, 2, 4, 8, 16)},
+    "none": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.NONE, 0)},
+    "fma12": {"exp2": Exp2Split(3, 4, 32)},
+    "fma25": {"exp2": Exp2Split(3, 4, 16)},
+    "fma50": {"exp2": Exp2Split(3, 8, 16)},
+    "two": {"q_stages": 2},
+}
+GROUPS: dict[str, tuple[list[Case], list[str]]] = {
+    "d128": (
+        [by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")],
+        ["smem", "smem_seq", "smem_tau", "reg", "reg_seq", "reg_seq_tau", "smem+no_turns", "smem_tau+fma12"],
+    ),
+    "d128_full": (
+        [by_tokens(128, s, "full") for s in (1024, 4096, 16384)],
+        [f"reg_seq{x}" for x in ("", "+nd1", "+nd2", "+nd4", "+naive_static", "+none")] + ["reg_seq_tau+nd1", "reg+nd1", "smem_seq+nd1"],
+    ),
+    "d128_causal": (
+        [by_tokens(128, s, "causal") for s in (1024, 4096, 16384)],
+        [f"reg_seq_tau{x}" for x in ("", "+nd1", "+nd4", "+lpt1", "+lpt2", "+lpt4", "+lpt8", "+lpt16")] + ["smem_seq+lpt4"],
+    ),
+    "d128_turns": (
+        [by_tokens(128, s, mask) for s in (4096, 16384) for mask in ("full", "causal")],
+        ["reg_seq_tau+lpt4", "reg_seq_tau+early+lpt4", "smem_seq_tau+early+lpt4", "smem_tau+early+lpt4", "reg_seq_tau+kv4+lpt4"],
+    ),
+    "d64": (
+        [by_tokens(64, s, mask) for s in (1024, 8192) for mask in ("full", "causal")],
+        ["smem_seq", "smem_seq_tau", "smem_seq_tau+early", "smem_seq_tau+fma12", "smem_seq_tau+fma25", "two+reg_seq_tau",
+         "two+reg_seq_tau+early",
+         "smem_seq_tau+no_turns"],
+    ),
+    "d256": (
+        [by_tokens(256, 8192, mask) for mask in ("full", "causal")],
+        ["smem_seq", "smem_seq_tau", "smem_seq+early", "smem_seq_tau+no_turns"],
+    ),
+    "d192_128": (
+        [by_tokens(192, 8192, mask, heads=16, head_dim_v=128) for mask in ("full", "causal")],
+        ["smem_seq", "smem_seq_tau", "smem_seq+early", "smem_seq_tau+no_turns"],
+    ),
+}  # fmt: skip
+
+
+def _out(problem: Problem, plan: Plan, inputs: Inputs) -> Tensor:
+    return backend.forward(problem, plan, inputs)[0]
+
+
+def variant(case: Case, name: str) -> Plan:
+    changes = dict(BASE)
+    for part in name.split("+"):
+        changes |= VARIANTS[part]
+    return plan(problem_of(case), "H200", direction="forward", num_splits=1, pack_gqa=1, **changes).plan
+
+
+def problem_of(case: Case) -> Problem:
+    return Problem(
+        batch=case.batch, seqlen_q=case.seqlen, seqlen_k=case.seqlen, heads=case.heads, heads_kv=case.heads_kv or case.heads,
+        head_dim=case.head_dim, head_dim_v=case.head_dim_v, dtype=case.dtype, mask=Causal() if case.causal else Full(), device="cuda",
+    )  # fmt: skip
+
+
+def run_group(name: str, peers: tuple[str, ...] = ("cudnn", "fa3", "fa4")) -> list[dict[str, Any]]:
+    cells = []
+    cases, variants = GROUPS[name]
+    for case in cases:
+        q, k, v = case.tensors()
+        inputs, problem = Inputs(q=q, k=k, v=v), problem_of(case)
+        functions: dict[str, Any] = {}
+        for peer in peers:
+            try:
+                functions[peer] = PEERS[peer](case, q, k, v)
+                functions[peer]()
+            except Exception as error:
+                functions.pop(peer, None)
+                print(f"{case}: {peer} is missing: {str(error)[:90]}", flush=True)
+        truth = next(iter(functions.values()))().float()
+        for key in variants:
+            try:
+                chosen = variant(case, key)
+                run = functools.partial(_out, problem, chosen, inputs)
+                error = ((run().float() - truth).norm() / truth.norm()).item()
+            except Exception as failure:
+                print(f"{case}: {key} failed: {str(failure)[:120]}", flush=True)
+                continue
+            if not error < 6e-3:
+                print(f"{case}: {key} is WRONG by {error:.2e}", flush=True)
+                continue
+            functions[key] = run
+        functions["matmul"] = matmul_tflops()
+        times = milliseconds(functions, rounds=3)
+        rates = {n: (2 * 8192**3 if n == "matmul" else case.flops) / median(t) * 1e-9 for n, t in times.items()}
+        print(case, " ".join(f"{n} {r:.0f}" for n, r in rates.items()), flush=True)
+        cells.append({"case": case.__dict__, "tflops": rates, "gpu": gpu_state()})
+    return cells
+
+
+def plans(groups: list[str]) -> list[Plan]:
+    return [variant(case, name) for group in groups for case in GROUPS[group][0] for name in GROUPS[group][1]]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    started = time.time()
+    precompile(plans(sys.argv[2:]), os.cpu_count() or 1)
+    print(f"compiled in {time.time() - started:.0f} s", flush=True)
+    out = {"environment": environment(), "groups": {name: run_group(name) for name in sys.argv[2:]}}
+    Path(sys.argv[1]).write_text(json.dumps(out, indent=1))
+
+
+if __name__ == "__main__":
+    main()

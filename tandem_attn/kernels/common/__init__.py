@@ -1,0 +1,1 @@
+"""Device code shared by the Hopper and Blackwell kernels."""

@@ -1,0 +1,187 @@
+"""Channels: rings of shared-memory slots between one producer and its consumers.
+
+Nobody outside this file touches a slot's index or a barrier's phase. The producer acquires a slot, lets TMA fill it and moves on; TMA's
+last byte makes the slot ready. A consumer waits for it, reads it and releases it.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.core import _aggregate as aggregate
+
+from tandem_attn.kernels.common import ptx
+
+WARPS = gl.constexpr(4)  # of a consumer: one warpgroup
+
+
+@aggregate
+class Buffers:
+    """Shared memory for ``stages`` tiles, cut into one or two chunks of head_dim."""
+
+    slots: gl.shared_memory_descriptor  # (stages, ...)
+    tails: gl.shared_memory_descriptor  # (stages, ...): the second chunk; the same as slots where there is none
+
+
+@gluon.jit
+def make_buffers(dtype: gl.constexpr, stages: gl.constexpr, rows: gl.constexpr, chunks: gl.constexpr):
+    slots = gl.allocate_shared_memory(dtype, [stages, rows, chunks[0]], tma_layout(rows, chunks[0], dtype))
+    if len(chunks) > 1:
+        return Buffers(slots, gl.allocate_shared_memory(dtype, [stages, rows, chunks[1]], tma_layout(rows, chunks[1], dtype)))
+    else:
+        return Buffers(slots, slots)
+
+
+@gluon.constexpr_function
+def tma_layout(rows, columns, dtype):
+    """Swizzled layout that TMA writes and MMA reads."""
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+
+
+@aggregate
+class Channel:
+    """Slots with a ``ready`` and an ``empty`` barrier each."""
+
+    buffers: Buffers
+    ready: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    stages: gl.constexpr
+    plain: gl.constexpr  # Gluon's own arrive: slower, but visible to Triton's sanitizers
+
+    @gluon.jit
+    def lane(self, i: gl.constexpr):
+        """Slot ``i`` as a channel of its own."""
+        lane = Buffers(self.buffers.slots.slice(i, 1), self.buffers.tails.slice(i, 1))
+        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain)
+
+    @gluon.jit
+    def sender(self):
+        return Sender(self, gl.to_tensor(0), gl.to_tensor(1))
+
+    @gluon.jit
+    def receiver(self):
+        return Receiver(self, gl.to_tensor(0), gl.to_tensor(0))
+
+
+@gluon.jit
+def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr):
+    """A channel over ``buffers``, each slot released by ``consumers`` warpgroups."""
+    ready = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    arrivals: gl.constexpr = consumers if plain else consumers * WARPS
+    for i in gl.static_range(stages):
+        mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(empty.index(i), count=arrivals)
+    return Channel(buffers, ready, empty, stages, plain)
+
+
+@gluon.jit
+def _step(index, phase, stages: gl.constexpr):
+    """Index and phase of the next slot."""
+    if stages == 1:
+        return index, phase ^ 1
+    last = index == stages - 1
+    return gl.where(last, 0, index + 1), phase ^ last.to(gl.int32)
+
+
+@aggregate
+class Sender:
+    """The producer's end."""
+
+    channel: Channel
+    index: gl.tensor
+    phase: gl.tensor
+
+    @gluon.jit
+    def acquire(self, nbytes: gl.constexpr):
+        """Waits until the slot is empty and announces ``nbytes`` of TMA."""
+        mbarrier.wait(self.channel.empty.index(self.index), self.phase)
+        mbarrier.expect(self.channel.ready.index(self.index), nbytes)
+
+    @gluon.jit
+    def wait_empty(self):
+        mbarrier.wait(self.channel.empty.index(self.index), self.phase)
+
+    @gluon.jit
+    def slot(self):
+        return self.channel.buffers.slots.index(self.index)
+
+    @gluon.jit
+    def tail(self):
+        return self.channel.buffers.tails.index(self.index)
+
+    @gluon.jit
+    def ready(self):
+        return self.channel.ready.index(self.index)
+
+    @gluon.jit
+    def next(self):
+        index, phase = _step(self.index, self.phase, self.channel.stages)
+        return Sender(self.channel, index, phase)
+
+
+@aggregate
+class Receiver:
+    """A consumer's end."""
+
+    channel: Channel
+    index: gl.tensor
+    phase: gl.tensor
+
+    @gluon.jit
+    def wait(self):
+        if self.channel.plain:
+            mbarrier.wait(self.channel.ready.index(self.index), self.phase)
+        else:
+            ptx.wait_phase(self.channel.ready.index(self.index), self.phase)
+
+    @gluon.jit
+    def slot(self):
+        return self.channel.buffers.slots.index(self.index)
+
+    @gluon.jit
+    def tail(self):
+        return self.channel.buffers.tails.index(self.index)
+
+    @gluon.jit
+    def release(self):
+        """Gives the slot back; every warp calls it after its last read."""
+        if self.channel.plain:
+            mbarrier.arrive(self.channel.empty.index(self.index), count=1)
+        else:
+            ptx.arrive_warp(self.channel.empty.index(self.index))
+
+    @gluon.jit
+    def release_after(self, value):
+        """``release``, not before ``value`` is computed: see ``ptx.arrive_warp_after``."""
+        if self.channel.plain:
+            mbarrier.arrive(self.channel.empty.index(self.index), count=1)
+        else:
+            ptx.arrive_warp_after(self.channel.empty.index(self.index), value)
+
+    @gluon.jit
+    def next(self):
+        index, phase = _step(self.index, self.phase, self.channel.stages)
+        return Receiver(self.channel, index, phase)
+
+
+@aggregate
+class KeyValue:
+    """Both ends of the keys' and the values' rings on one side; ``shared`` says that they are one ring, in the order K0 K1 V0 K2 V1 ..."""
+
+    k: gl.base_value
+    v: gl.base_value
+    shared: gl.constexpr
+
+    @gluon.jit
+    def after_k(self, k):
+        if self.shared:
+            return KeyValue(k, k, self.shared)
+        else:
+            return KeyValue(k, self.v, self.shared)
+
+    @gluon.jit
+    def after_v(self, v):
+        if self.shared:
+            return KeyValue(v, v, self.shared)
+        else:
+            return KeyValue(self.k, v, self.shared)

@@ -1,0 +1,82 @@
+"""Copies between global and shared memory: sequences, their TMA coordinates, and tiles cut into chunks of head_dim.
+
+A descriptor names a tensor (batch, heads, rows, head_dim). Where the rows in use are known only on the device, it has two row dimensions
+of the same stride and a base that lies ``limit`` rows before the tensor's: row r of a sequence that starts at row ``start`` and uses
+``used`` rows has the coordinates (start + used, limit - used + r), and with ``limit`` as the size of the second, r = used is out of
+bounds. TMA then reads zeros beyond the rows in use, whatever lies there, and writes nothing there.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.core import _aggregate as aggregate
+
+
+@aggregate
+class Rows:
+    """Rows of one sequence in q and o, or in k and v."""
+
+    start: gl.tensor  # in packed tensors, else 0
+    used: gl.tensor
+    limit: gl.tensor
+
+
+@aggregate
+class Sequence:
+    batch: gl.tensor
+    q: Rows
+    k: Rows
+
+
+@gluon.jit
+def sequence(plan: gl.constexpr, args, batch):
+    """Start and rows in use of sequence ``batch``."""
+    q_start = gl.to_tensor(0)
+    k_start = gl.to_tensor(0)
+    used_q = args.seqlen_q
+    used_k = args.seqlen_k
+    if plan.varlen:
+        q_start = gl.load(args.cu_q + batch)
+        k_start = gl.load(args.cu_k + batch)
+        used_q = gl.load(args.cu_q + batch + 1) - q_start
+        used_k = gl.load(args.cu_k + batch + 1) - k_start
+    if plan.seqused:
+        used_q = gl.minimum(used_q, gl.load(args.used_q + batch))
+        used_k = gl.minimum(used_k, gl.load(args.used_k + batch))
+    return Sequence(batch, Rows(q_start, used_q, args.limit_q), Rows(k_start, used_k, args.limit_k))
+
+
+@gluon.jit
+def load_tile(plan: gl.constexpr, desc, tail, chunks: gl.constexpr, batch, rows, head, row, out):
+    """Rows from ``row`` on into the next slot of channel end ``out``; returns the channel end behind it."""
+    if len(chunks) == 1:
+        out.acquire(desc.nbytes_per_cta)
+        tma.async_load(desc, _coords(plan, batch, rows, head, row, 0), out.ready(), out.slot())
+    else:
+        out.acquire(desc.nbytes_per_cta + tail.nbytes_per_cta)
+        tma.async_load(desc, _coords(plan, batch, rows, head, row, 0), out.ready(), out.slot())
+        tma.async_load(tail, _coords(plan, batch, rows, head, row, chunks[0]), out.ready(), out.tail())
+    return out.next()
+
+
+@gluon.jit
+def store_tile(plan: gl.constexpr, desc, tail, chunks: gl.constexpr, batch, rows, head, row, slot, slot_tail):
+    """A tile from shared memory to rows from ``row`` on; in padded tensors also rows that are not in use (they get zeros)."""
+    if plan.varlen:
+        tma.async_store(desc, _coords(plan, batch, rows, head, row, 0), slot)
+        if len(chunks) > 1:
+            tma.async_store(tail, _coords(plan, batch, rows, head, row, chunks[0]), slot_tail)
+    else:
+        tma.async_store(desc, [batch, head, row, 0], slot)
+        if len(chunks) > 1:
+            tma.async_store(tail, [batch, head, row, chunks[0]], slot_tail)
+
+
+@gluon.jit
+def _coords(plan: gl.constexpr, batch, rows, head, row, column: gl.constexpr):
+    if plan.varlen:
+        return [rows.start + rows.used, head, rows.limit - rows.used + row, column]
+    elif plan.seqused:
+        return [batch, rows.used, head, rows.limit - rows.used + row, column]
+    else:
+        return [batch, head, row, column]
