@@ -1,6 +1,7 @@
 """Backends: what runs a Problem, which one ``auto`` takes, and what each lacks.
 
-``auto`` goes down ``ORDER`` and takes the first that covers the problem. A named backend never falls back.
+``auto`` goes down ``ORDER`` and takes the first that covers the problem. A named backend never falls back. ``tandem``, the Hopper
+forward, runs by name only until the whole semantic suite has run over it on a GPU.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from tandem_attn.kernels import backend as kernels
@@ -62,12 +62,14 @@ def _nothing_missing(problem: Problem) -> str | None:  # noqa: ARG001
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("tandem", "Tandem's own GPU kernels", kernels.missing, kernels.plan, kernels.forward, kernels.backward),
+        Backend(
+            "tandem", "Tandem's own Hopper forward (backward by PyTorch)", kernels.missing, kernels.plan, kernels.forward, kernels.backward
+        ),
         Backend("sdpa", "PyTorch's scaled_dot_product_attention kernels", sdpa.missing, _host_plan, sdpa.forward, sdpa.backward),
         Backend("reference", "tiled attention in PyTorch operations", _nothing_missing, _host_plan, tiled.forward, tiled.backward),
     )
 }
-ORDER = ("tandem", "sdpa", "reference")  # what auto tries
+ORDER = ("sdpa", "reference")  # what auto tries
 NAMES = (AUTO, *BACKENDS)
 
 
@@ -81,8 +83,8 @@ def choose(problem: Problem, name: str) -> Backend:
     support = supports(problem, name)
     if not support.ok:
         raise UnsupportedError(backend=name, missing=support.reason, nearest=_nearest(problem))
-    if name == AUTO and problem.device == "cuda" and support.backend != "tandem":
-        _tell_once(support.backend, torch.cuda.get_device_name())
+    if name == AUTO and problem.device == "cuda":
+        _tell_once(support.backend)
     return BACKENDS[support.backend]
 
 
@@ -125,8 +127,9 @@ def _nearest(problem: Problem) -> str:
 
 
 @functools.cache
-def _tell_once(taken: str, device: str) -> None:
+def _tell_once(taken: str) -> None:
     warnings.warn(
-        f"tandem_attn has no kernel of its own for {device} in this release: backend='auto' takes {taken!r} ({BACKENDS[taken].summary})",
+        f"backend='auto' takes {taken!r} ({BACKENDS[taken].summary}) on a GPU in this release; "
+        "on Hopper backend='tandem' runs our own forward",
         stacklevel=2,
     )

@@ -84,7 +84,8 @@ def _devices() -> list[Finding]:
 def _gpu(index: int) -> Finding:
     major, minor = torch.cuda.get_device_capability(index)
     name = f"{torch.cuda.get_device_name(index)}, sm_{major}{minor}, CUDA {torch.version.cuda}"
-    return Finding(f"cuda:{index}", name, "backends sdpa, reference (this release has no GPU kernel of its own)")
+    own = ", tandem (by name)" if (major, minor) == (9, 0) else " (no kernel of our own for it yet)"
+    return Finding(f"cuda:{index}", name, f"backends sdpa, reference{own}")
 
 
 def _backends() -> list[Finding]:

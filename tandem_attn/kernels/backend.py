@@ -30,8 +30,10 @@ def missing(problem: Problem) -> str | None:
     """What the problem asks for that the kernels lack; None: they serve it."""
     if problem.device != "cuda":
         return "devices other than CUDA"
-    if torch.cuda.get_device_capability() != (9, 0):
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         return "GPUs other than compute capability 9.0"
+    if any(isinstance(leaf, (Document, Predicate)) for leaf in problem.mask.leaves()):  # before any cache: they hold tensors
+        return f"the mask {problem.mask.code}"
     return _no_triton() or lacks(problem)
 
 
@@ -55,7 +57,7 @@ def lacks(problem: Problem) -> str | None:
             found.append(f"{name}={getattr(problem, name)} (multiples of 8)")
     if not problem.scale_value > 0:
         found.append(f"scale={problem.scale_value:g} (only positive scales)")
-    if any(isinstance(leaf, (Document, Predicate)) for leaf in problem.mask.leaves()) or len(mask_scalars(problem.mask.code)) > MAX_SCALARS:
+    if len(mask_scalars(problem.mask.code)) > MAX_SCALARS:
         found.append(f"the mask {problem.mask.code}")
     if max(problem.seqlen_q, problem.seqlen_k, problem.varlen * problem.total_q, problem.varlen * problem.total_k) > _MAX_ROWS:
         found.append(f"more than {_MAX_ROWS} rows")
