@@ -14,7 +14,7 @@ from typing_extensions import Unpack  # a dependency of torch; in typing from Py
 from tandem_attn.api import checks, ops
 from tandem_attn.api.backends import AUTO, check_name
 from tandem_attn.spec.errors import UnsupportedError
-from tandem_attn.spec.masks import Full, Mask, Predicate, PredicateFn
+from tandem_attn.spec.masks import Causal, Full, Mask, Predicate, PredicateFn
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -354,14 +354,22 @@ def _mask(
     return f"and({code},{band})" if band else code, tensors
 
 
+def _not_a_mask(x: object) -> TypeError:
+    if isinstance(x, type) or x is Causal:
+        name = getattr(x, "__name__", "")
+        return TypeError(f"mask must be a Mask, not its class: write {name}(...), got {name}")
+    hint = " (for a boolean tensor t: lambda b, h, q_idx, kv_idx: t[q_idx, kv_idx])" if isinstance(x, Tensor) else ""
+    return TypeError(f"mask must be a Mask, a function (b, h, q_idx, kv_idx) -> bool tensor, or None, got {type(x).__name__}{hint}")
+
+
 def _given(mask: Mask | PredicateFn | None) -> tuple[str, tuple[Any, ...]]:
     """Code and data of the ``mask`` argument."""
     if mask is None:
         return Full().code, ()
     if isinstance(mask, Mask):
         return mask.code, mask.tensors
-    if not callable(mask):
-        raise TypeError(f"mask must be a Mask, a function (b, h, q_idx, kv_idx) -> bool tensor, or None, got {type(mask).__name__}")
+    if isinstance(mask, type) or mask is Causal or not callable(mask):
+        raise _not_a_mask(mask)
     if torch.compiler.is_compiling():
         return _pinned_code(mask), ()
     hashable = type(mask).__hash__ is not None
