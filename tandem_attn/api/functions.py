@@ -87,7 +87,7 @@ def attention(
         mask: a Mask (``Full``, ``Causal``, ``Window``, ``Document``, ``Predicate``, combined with & and |), or a function (b, h, q_idx,
             kv_idx) -> bool tensor.
         causal: query i sees keys j <= i + Sk - Sq (aligned bottom-right). With ``mask`` or ``window``, all of them apply.
-        window: (left, right) keys each side of the diagonal, the diagonal included; None is unbounded.
+        window: (left, right) keys each side of the diagonal, the diagonal included; None is unbounded (-1 in flash-attn).
         scale: factor of the logits; default 1 / sqrt(D).
         softcap: > 0 replaces a logit s by softcap * tanh(s / softcap).
         sink: (H,) a logit that joins each row's softmax without a value.
@@ -248,7 +248,8 @@ def attention_kvcache(
         q: (B, Sq, H, D), the newest tokens of each sequence.
         k_cache: (B_cache, S_cache, Hkv, D), or with ``page_table`` (pages, page_size, Hkv, D).
         v_cache: likewise, last size Dv.
-        cache_seqlens: (B,) int32 or an int: keys each sequence has in the cache, before ``k`` is appended. Default: the whole cache.
+        cache_seqlens: (B,) int32 or an int: keys each sequence has in the cache, before ``k`` is appended. Default: the whole cache. The
+            call does not advance it: add the appended tokens before the next one.
         k: (B, new, Hkv, D), written into the cache in place behind ``cache_seqlens``, then attended to.
         v: (B, new, Hkv, Dv), likewise; both or neither.
         page_table: (B, pages of a sequence) int32: key j of sequence b lies in page ``page_table[b, j // page_size]``. Entries beyond a
@@ -257,7 +258,7 @@ def attention_kvcache(
         cache_leftpad: (B,) int32, keys at the start of the cache that are not part of the sequence.
 
     The other arguments are those of ``attention``; Sk is a sequence's length after appending, less its leftpad. Masks are aligned
-    bottom-right, so the last query is the last key's. ``bias`` spans the capacity of the cache.
+    bottom-right, so the last query is the last key's; more than one new token of a causal model (a prompt) needs ``causal=True``. ``bias`` spans the capacity of the cache.
 
     Returns:
         O (B, Sq, H, Dv); with ``return_lse`` (O, LSE), LSE (B, H, Sq).
