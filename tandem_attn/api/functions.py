@@ -258,7 +258,8 @@ def attention_kvcache(
         cache_leftpad: (B,) int32, keys at the start of the cache that are not part of the sequence.
 
     The other arguments are those of ``attention``; Sk is a sequence's length after appending, less its leftpad. Masks are aligned
-    bottom-right, so the last query is the last key's; more than one new token of a causal model (a prompt) needs ``causal=True``. ``bias`` spans the capacity of the cache.
+    bottom-right, so the last query is the last key's; more than one new token of a causal model (a prompt) needs ``causal=True``. ``bias``
+    spans the capacity of the cache.
 
     Returns:
         O (B, Sq, H, Dv); with ``return_lse`` (O, LSE), LSE (B, H, Sq).

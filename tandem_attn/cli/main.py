@@ -20,12 +20,12 @@ def main() -> None:
 
     \b
     Start with:
-      tandem doctor                                  what works on this machine
-      tandem support                                 what each backend covers
-      tandem check --seqlen-q 1000 --mask causal     a problem's errors against float64
-      tandem plan --head-dim 128 --chip B200         how a kernel for it is built, and why
-      tandem roofline --head-dim 128 --chip B200     what bounds it
-      tandem demo                                    a language model running on it
+      tandem doctor                 what works on this machine
+      tandem support                what each backend covers
+      tandem check --mask causal    a problem's errors against float64
+      tandem plan --chip b200       how a kernel is built, and why
+      tandem roofline --chip b200   what bounds it
+      tandem demo                   a language model running on Tandem
     """
 
 

@@ -195,8 +195,9 @@ _serial = itertools.count()
 class Predicate(Mask):
     """Any function of (b, h, q_idx, kv_idx) that returns a boolean.
 
-    It gets integer arrays that broadcast and must return an array of their joint shape (use ``&``, ``|``, ``~`` and comparisons, no
-    ``if``). It may read tensors it captures. Under ``torch.compile`` create it outside the compiled function.
+    It gets integer arrays that broadcast and must return an array of their joint shape (use ``&``, ``|``, ``~`` and comparisons; ``if``,
+    ``and``, ``or`` and ``not`` fail with "Boolean value of Tensor ... is ambiguous"). It may read tensors it
+    captures. Under ``torch.compile`` create it outside the compiled function.
     """
 
     fn: PredicateFn
