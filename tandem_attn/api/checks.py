@@ -7,14 +7,19 @@ a CPU can read without waiting, are checked in ``values.py``.
 from __future__ import annotations
 
 import math
+import numbers
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tandem_attn.spec.masks import is_integer, reachable
+from tandem_attn.spec.problem import DEVICES
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INDICES = (torch.int32,)
-DEVICES = ("cpu", "cuda", "meta")  # meta: shapes only
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def require_tensor(name: str, x: object) -> Tensor:
@@ -177,11 +182,18 @@ def flag(name: str, x: object) -> bool:
 
 
 def number(name: str, x: Any) -> float:
-    if isinstance(x, bool) or not isinstance(x, (int, float)):
+    if not _is_real(x):
         raise TypeError(f"{name} must be a number, got {type(x).__name__}")
     if not abs(x) < math.inf:  # a comparison, which torch.compile traces with dynamic numbers too; false for NaN
         raise ValueError(f"{name} must be finite, got {x}")
+    if abs(x) > FLOAT32_MAX:
+        raise ValueError(f"{name} must be finite in float32, got {x}")
     return float(x)
+
+
+def _is_real(x: Any) -> bool:
+    """Python's numbers and numpy's."""
+    return not isinstance(x, bool) and isinstance(x, (int, float, numbers.Real))
 
 
 def softcap(x: Any) -> float:
@@ -195,25 +207,25 @@ def window(x: Any) -> tuple[int | None, int | None]:
     if not isinstance(x, (tuple, list)) or len(x) != 2:
         raise TypeError(f"window must be a pair (left, right), got {x!r}")
     for name, bound in zip(("left", "right"), x, strict=True):
-        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
+        if bound is not None and not is_integer(bound):
             raise TypeError(f"window's {name} must be an int or None (unbounded), got {bound!r}")
         if bound is not None and bound < 0:
             hint = ": flash-attn's -1 is None here" if bound == -1 else ""
             raise ValueError(f"window's {name} must be >= 0 or None (unbounded), got {bound}{hint}")
-    return _reachable(x[0]), _reachable(x[1])
-
-
-def _reachable(bound: int | None) -> int | None:
-    """No sequence has 2^31 keys, so such a bound (``sys.maxsize``, say) is none; kernels may add to it in 32 bits."""
-    return None if bound is not None and bound >= 2**31 - 1 else bound
+    left, right = (None if bound is None else reachable(bound) for bound in x)
+    return left, right
 
 
 def max_seqlen(name: str, x: Any, total: int) -> int:
     """The upper bound a caller gave; ``total`` where it gave none, or a tensor (whose value is never waited for)."""
-    if x is None or isinstance(x, Tensor):
+    if x is None:
         return total
-    if isinstance(x, bool) or not isinstance(x, int):
+    if isinstance(x, Tensor):
+        if x.is_floating_point() or x.is_complex() or x.numel() != 1:
+            raise TypeError(f"{name} must be an int, a 0-d tensor or None, got {x.dtype} {tuple(x.shape)}")
+        return total
+    if not is_integer(x):
         raise TypeError(f"{name} must be an int, a 0-d tensor or None, got {type(x).__name__}")
     if x < 0:
         raise ValueError(f"{name} must be >= 0, got {x}")
-    return x
+    return x if isinstance(x, int) else operator.index(x)

@@ -14,7 +14,7 @@ from typing_extensions import Unpack  # a dependency of torch; in typing from Py
 from tandem_attn.api import checks, ops
 from tandem_attn.api.backends import AUTO, check_name
 from tandem_attn.spec.errors import UnsupportedError
-from tandem_attn.spec.masks import Causal, Full, Mask, Predicate, PredicateFn
+from tandem_attn.spec.masks import Causal, Full, Mask, Predicate, PredicateFn, bound_text, is_integer
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -288,8 +288,18 @@ def attention_kvcache(
     )  # fmt: skip
     if k is not None:
         ops.check_append(k, k_cache, before, table, arguments)
+        q, k, v = (_apart(x, k_cache, v_cache) for x in (q, k, v))
+        arguments = (q, *arguments[1:])
         torch.ops.tandem_attn.append_kv(k, v, k_cache, v_cache, before, table)
     return _run(arguments, return_lse)
+
+
+def _apart(x: Any, *caches: Tensor) -> Any:
+    """A copy of what shares memory with a cache that is about to be written. Compilers, which have no addresses, see to this themselves."""
+    if torch.compiler.is_compiling():
+        return x
+    shares = any(x.untyped_storage()._cdata == cache.untyped_storage()._cdata for cache in caches)
+    return x.clone() if shares else x
 
 
 def _call(
@@ -315,6 +325,8 @@ def _arguments(
 ) -> tuple[Any, ...]:
     """Arguments of the operator, all checked."""
     check_name(backend)
+    if not torch.compiler.is_compiling():
+        _reject_transforms(tensors, backend)
     factor = 1.0 / math.sqrt(tensors[0].shape[-1]) if scale is None else checks.number("scale", scale)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors[:6])
     return (
@@ -324,21 +336,19 @@ def _arguments(
 
 
 def _run(arguments: tuple[Any, ...], return_lse: bool) -> Result:
-    if not torch.compiler.is_compiling():
-        _reject_transforms(arguments)
     out, lse = torch.ops.tandem_attn.attention(*arguments)
     return (out, lse) if return_lse else out
 
 
-def _reject_transforms(arguments: tuple[Any, ...]) -> None:
+def _reject_transforms(tensors: tuple[Any, ...], backend: str) -> None:
     """torch.func and forward-mode AD cannot see into the operators; the latter would silently give a zero tangent."""
     missing = ""
     if torch._C._are_functorch_transforms_active():
         missing = "torch.func transforms (vmap, grad, jvp)"
-    elif forward_ad._current_level >= 0 and any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in arguments):
+    elif forward_ad._current_level >= 0 and any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         missing = "forward-mode automatic differentiation"
     if missing:
-        raise UnsupportedError(backend=arguments[-1], missing=missing, nearest="torch.autograd.grad on batched tensors")
+        raise UnsupportedError(backend=backend, missing=missing, nearest="torch.autograd.grad on batched tensors")
 
 
 def _mask(
@@ -348,7 +358,7 @@ def _mask(
     left, right = (None, None) if window is None else checks.window(window)
     if checks.flag("causal", causal):
         right = 0
-    band = "" if left is None and right is None else f"window({left},{right},bottom-right)"
+    band = "" if left is None and right is None else f"window({bound_text(left)},{bound_text(right)},bottom-right)"
     code, data = _given(mask)
     tensors = [_ids(x, q) for x in data]
     if code == Full().code:
@@ -373,6 +383,7 @@ def _given(mask: Mask | PredicateFn | None) -> tuple[str, tuple[Any, ...]]:
     if isinstance(mask, type) or mask is Causal or not callable(mask):
         raise _not_a_mask(mask)
     if torch.compiler.is_compiling():
+        id(mask)  # compiled code then holds for this very object: functions of the same code may differ in what they capture
         return _pinned_code(mask), ()
     hashable = type(mask).__hash__ is not None
     return (_predicate(mask) if hashable else Predicate(mask)).code, ()
@@ -398,13 +409,19 @@ _pinned_code._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _ids(ids: Any, q: Tensor) -> Tensor:
     """Document ids as a tensor on q's device."""
     try:
-        tensor = torch.as_tensor(ids, device=None if isinstance(ids, Tensor) else q.device)
+        tensor = ids if isinstance(ids, Tensor) else _tensor(ids, q.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"Document's ids must be an integer tensor, array or (nested) list, got {type(ids).__name__}") from error
     checks.require_same_device("Document's ids", tensor, q)
-    if tensor.ndim not in (1, 2) or tensor.is_floating_point():
+    if tensor.ndim not in (1, 2) or tensor.is_floating_point() or tensor.is_complex():
         raise ValueError(f"Document's ids must be integers of shape (seqlen,) or (batch, seqlen), got {tensor.dtype} {tuple(tensor.shape)}")
     return tensor
+
+
+def _tensor(ids: Any, device: torch.device) -> Tensor:
+    """An array or list as a tensor. Arrays are copied: they may be read-only or have negative strides, which no tensor can."""
+    tensor = torch.as_tensor(ids.copy() if hasattr(ids, "ndim") else ids, device=device)
+    return tensor if tensor.numel() else tensor.int()  # an empty list has no dtype
 
 
 def _pages(q: Tensor, k_cache: Tensor, page_table: Tensor | None, cache_batch_idx: Tensor | None) -> Tensor:
@@ -427,11 +444,11 @@ def _cache_lengths(cache_seqlens: Tensor | int | None, q: Tensor, capacity: int,
         if appends:
             raise ValueError("cache_seqlens must be given when k is appended, got None")
         cache_seqlens = capacity
-    if isinstance(cache_seqlens, bool) or not isinstance(cache_seqlens, (int, Tensor)):
+    if not isinstance(cache_seqlens, Tensor) and not is_integer(cache_seqlens):
         raise TypeError(f"cache_seqlens must be an int32 tensor (batch,), an int or None, got {type(cache_seqlens).__name__}")
     if isinstance(cache_seqlens, Tensor):
         checks.lengths("cache_seqlens", cache_seqlens, q, q.shape[0])
         return cache_seqlens
     if not 0 <= cache_seqlens <= capacity:
         raise ValueError(f"cache_seqlens must lie between 0 and {capacity}, got {cache_seqlens}")
-    return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    return torch.full((q.shape[0],), int(cache_seqlens), dtype=torch.int32, device=q.device)

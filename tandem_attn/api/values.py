@@ -32,7 +32,7 @@ def check(inputs: Inputs, mask: Mask, max_seqlen_q: int, max_seqlen_k: int) -> N
 def _lengths(side: str, cu: Tensor | None, x: Tensor, paged: bool, used: Tensor | None, bound: int) -> Tensor:
     """Lengths of all sequences of one side, checked."""
     if cu is None:
-        room = torch.tensor(bound)
+        room = torch.tensor(bound, device="cpu")  # the default device may be another
     else:
         _cu_seqlens(f"cu_seqlens_{side}", cu, None if paged else x.shape[0], side)
         room = cu.diff()
@@ -88,11 +88,14 @@ def check_append(cache_seqlens: Tensor, page_table: Tensor, k: Tensor, k_cache: 
     if k.device.type != "cpu":
         return
     page_size, new = k_cache.shape[1], k.shape[1]
-    _within("cache_seqlens", cache_seqlens, torch.tensor(page_table.shape[1] * page_size - new), "after appending k")
-    _pages(page_table, cache_seqlens // page_size * page_size, cache_seqlens + new, page_size, k_cache.shape[0])
+    capacity = page_table.shape[1] * page_size
+    if new > capacity and cache_seqlens.numel():
+        raise ValueError(f"k must have at most as many new tokens as the cache holds ({capacity}), got {new}")
+    _within("cache_seqlens", cache_seqlens, torch.tensor(capacity - new, device="cpu"), "after appending k")
     if new == 0:
         return
-    at = cache_seqlens.long()[:, None] + torch.arange(new)
+    _pages(page_table, cache_seqlens // page_size * page_size, cache_seqlens + new, page_size, k_cache.shape[0])
+    at = cache_seqlens.long()[:, None] + torch.arange(new, device="cpu")
     places = page_table.long().gather(1, at // page_size) * page_size + at % page_size
     if places.unique().numel() < places.numel():
         raise ValueError("page_table (or cache_batch_idx) must give every appended token a place of its own, got one place for two tokens")
@@ -100,7 +103,7 @@ def check_append(cache_seqlens: Tensor, page_table: Tensor, k: Tensor, k_cache: 
 
 def _pages(page_table: Tensor, start: Tensor | int, stop: Tensor, page_size: int, count: int) -> None:
     """Pages of the keys ``[start, stop)`` of each sequence must exist; the rest of the table may hold anything."""
-    column = torch.arange(page_table.shape[1]) * page_size
+    column = torch.arange(page_table.shape[1], device="cpu") * page_size
     start = start if isinstance(start, int) else start[:, None]
     used = (column < stop[:, None]) & (column + page_size > start)
     bad = used & ((page_table < 0) | (page_table >= count))

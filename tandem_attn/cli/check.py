@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import sys
 import warnings
 from collections.abc import Iterator
@@ -151,10 +152,20 @@ def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts], dim=axes.get(name, -2)) for name in parts[0]}
 
 
+def _jsonable(x: object) -> object:
+    """JSON has no infinities and no NaN: they become text ("-inf")."""
+    if isinstance(x, dict):
+        return {key: _jsonable(value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_jsonable(value) for value in x]
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+
+
 def _report(problem: Problem, found: list[Comparison], context: dict[str, object], as_json: bool) -> None:
     if as_json:
         outputs = [{**dataclasses.asdict(comparison), "ok": comparison.ok} for comparison in found]
-        click.echo(json.dumps({"problem": str(problem), **context, "torch": torch.__version__, "outputs": outputs}, indent=2))
+        report = {"problem": str(problem), **context, "torch": torch.__version__, "outputs": outputs}
+        click.echo(json.dumps(_jsonable(report), indent=2, allow_nan=False))
         return
     console = Console()
     console.print(f"{problem}\n" + ", ".join(f"{name} {value}" for name, value in context.items()), highlight=False)

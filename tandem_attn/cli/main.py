@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import click
 
 from tandem_attn._version import __version__
@@ -27,6 +30,9 @@ def main() -> None:
       tandem roofline --chip b200   what bounds it
       tandem demo                   a language model running on Tandem
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character of a table shows ?
 
 
 for command in (check, demo, doctor, plan, roofline, support):

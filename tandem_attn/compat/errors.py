@@ -25,7 +25,7 @@ def renamed(message: str, names: Mapping[str, str]) -> str:
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     if not pattern:
         return message
-    return re.sub(rf"^({pattern})\b|\b({pattern})(?='s )", lambda match: names[match[0]], message)
+    return re.sub(rf"^({pattern})\b|\b({pattern})(?='s\b)", lambda match: names[match[0]], message)
 
 
 def refuse_dropout(name: str, probability: Any, nearest: str) -> None:

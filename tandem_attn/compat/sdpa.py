@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tandem_attn.api import checks
 from tandem_attn.api.functions import attention
-from tandem_attn.compat import errors
+from tandem_attn.compat import autocast, errors
 from tandem_attn.spec.masks import TOP_LEFT, Causal
 
 _NAMES = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask"}
@@ -33,7 +33,7 @@ def scaled_dot_product_attention(
     Args:
         query: (..., H, L, E), float16, bfloat16, float32 or float64.
         key: (..., Hkv, S, E), same dtype and device.
-        value: (..., Hkv, S, Ev), same dtype and device.
+        value: (..., Hkv, S, Ev), same dtype and device. Under torch.autocast all take its dtype, as in PyTorch.
         attn_mask: broadcasts to (..., H, L, S). Boolean: True takes part. Float (float32 or query's dtype): added to the logits.
         dropout_p: must be 0.
         is_causal: query i sees keys j <= i (aligned top-left, whatever L and S). Not with ``attn_mask``.
@@ -51,6 +51,7 @@ def scaled_dot_product_attention(
     if checks.flag("is_causal", is_causal) and attn_mask is not None:
         raise ValueError("attn_mask must be None with is_causal=True, got a mask")
     _check_shapes(query, key, value)
+    query, key, value, attn_mask = autocast.cast(query.device.type, query, key, value, attn_mask)
     lead = _leading(query, key, value, checks.flag("enable_gqa", enable_gqa))
     heads_kv = max(key.shape[-3] if key.ndim > 2 else 1, value.shape[-3] if value.ndim > 2 else 1)
     q, k, v = (_batched(x, lead[:-1], heads) for x, heads in ((query, lead[-1]), (key, heads_kv), (value, heads_kv)))
@@ -103,7 +104,7 @@ def _bias(attn_mask: Tensor, target: tuple[int, ...], query: Tensor) -> Tensor:
     if mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise TypeError(f"attn_mask must be bool, float32 or query's dtype {query.dtype}, got {mask.dtype}")
     padded = (1,) * (len(target) - mask.ndim) + tuple(mask.shape)
-    if mask.ndim < 2 or mask.ndim > len(target) or any(m not in (1, t) for m, t in zip(padded, target, strict=True)):
+    if mask.ndim > len(target) or any(m not in (1, t) for m, t in zip(padded, target, strict=True)):
         raise ValueError(f"attn_mask must broadcast to (..., heads, seqlen_q, seqlen_k) = {target}, got shape {tuple(mask.shape)}")
     mask = mask.reshape(padded)
     batch = len(target) - 3

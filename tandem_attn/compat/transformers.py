@@ -23,7 +23,7 @@ from torch import Tensor
 from tandem_attn.api import checks
 from tandem_attn.api.backends import AUTO, check_name
 from tandem_attn.api.functions import attention, attention_varlen
-from tandem_attn.compat import errors
+from tandem_attn.compat import autocast, errors
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.masks import TOP_LEFT, Causal, Document, Full, Mask
 
@@ -126,6 +126,7 @@ def attention_forward(
     _refuse_extras(kwargs)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     options = {"scale": scaling, "softcap": softcap or 0.0, "sink": s_aux, "backend": backend}
+    query, key, value = autocast.cast(query.device.type, query, key, value)
     batch = max(query.shape[0], key.shape[0])  # learned queries come with batch 1
     q, k, v = (x.expand(batch, -1, -1, -1).transpose(1, 2) for x in (query, key, value))
     is_packed = kwargs.get("cu_seq_lens_q") is not None

@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tandem_attn.reference import tiled
 from tandem_attn.spec.inputs import Gradients, Inputs
 from tandem_attn.spec.masks import Full, Window
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.problem import Problem
 
 _aten = torch.ops.aten
+_LARGEST_LSE = 512.0  # PyTorch's CPU backward sums logits in another order than its forward; where they are large, P = exp(S - LSE) is off
 _EXTRAS = {
     "varlen": "packed variable length",
     "seqused": "seqused",
@@ -104,7 +106,7 @@ def _spread_nan(q: Tensor, out: Tensor, lse: Tensor) -> None:
 
 def backward(
     problem: Problem,
-    plan: Plan,  # noqa: ARG001
+    plan: Plan,
     inputs: Inputs,
     out: Tensor,
     lse: Tensor,
@@ -114,6 +116,9 @@ def backward(
     """Gradients of q, k and v. ``grad_lse`` must be None: ``missing`` refuses problems that could have one."""
     if grad_lse is not None:
         raise ValueError("grad_lse must be None for PyTorch's attention, got a tensor")
+    if lse.device.type == "cpu" and bool((lse.abs() > _LARGEST_LSE).any()):
+        out, lse = tiled.forward(problem, plan, inputs)  # the LSE of its own order of sums
+        return tiled.backward(problem, plan, inputs, out, lse, grad_out, None)
     q, k, v, out, grad_out = _heads_first(inputs.q, inputs.k, inputs.v, out, grad_out)
     causal, scale = bool(_mode(problem)), problem.scale_value
     if q.device.type == "cpu":

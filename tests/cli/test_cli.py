@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -79,6 +82,21 @@ def test_wrong_flags_end_in_a_message(arguments: tuple[str, ...], message: str) 
     assert code != 0
     assert message in re.sub(r"\s+", " ", text)
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("flags", [("--batch", "0"), ("--varlen", "0"), ("--seqlen-q", "5", "--seqlen-k", "0")], ids=" ".join)
+def test_check_of_nothing_is_valid_json(flags: tuple[str, ...]) -> None:
+    """Without keys LSE is -inf, which JSON cannot hold as a number; without sequences nothing has a gradient."""
+    result = CliRunner().invoke(main, ["check", *flags, "--heads", "2", "--head-dim", "8", "--backward", "--json"])
+    assert result.exit_code == 0, result.output
+    json.loads(result.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_output_in_a_locale_without_unicode() -> None:
+    command = [sys.executable, "-m", "tandem_attn", "plan", "--seqlen-q", "64"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Shared memory" in done.stdout
 
 
 def test_doctor_names_versions_and_fixes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -91,6 +92,15 @@ def test_softcap_alibi_and_int_length(truth: SimpleNamespace) -> None:
     out = flash_attn_with_kvcache(q, k, v, cache_seqlens=7, softmax_scale=0.3, causal=True, softcap=2.0, alibi_slopes=slopes, num_splits=4)
     seen, bias = truth.window_matrix(3, 7, causal=True), truth.alibi(slopes, 3, 7)
     truth.close("O", out, truth.naive(q, k[:, :7], v[:, :7], seen, bias=bias, scale=0.3, softcap=2.0)[0])
+
+
+def test_length_may_be_numpys() -> None:
+    q, new, angle = random(2, 1, HEADS, D), random(2, 1, HEADS_KV, D), random(ROOM, D // 2)
+    outs = [
+        flash_attn_with_kvcache(q, *(torch.zeros(2, ROOM, HEADS_KV, D).double() for _ in "kv"), new, new, angle.cos(), angle.sin(), length)
+        for length in (3, np.int64(3))
+    ]
+    assert torch.equal(*outs)
 
 
 def test_whole_cache_by_default(truth: SimpleNamespace) -> None:

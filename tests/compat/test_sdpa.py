@@ -59,6 +59,24 @@ def test_shapes(truth: SimpleNamespace, shapes: tuple[tuple[int, ...], ...], is_
     compare(truth, *tensors(*shapes), is_causal=is_causal, scale=0.4)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (7,)], ids=str)
+def test_masks_of_fewer_than_two_dimensions(truth: SimpleNamespace, shape: tuple[int, ...]) -> None:
+    """PyTorch's own checks take them for calls that its math kernel serves."""
+    compare(truth, *tensors((5, 8), (7, 8)), attn_mask=torch.ones(shape, dtype=torch.bool))
+    compare(truth, *tensors((5, 8), (7, 8)), attn_mask=torch.randn(shape, dtype=torch.float64))
+
+
+def test_autocast_casts_as_pytorch_does() -> None:
+    """Queries and keys in float32 beside values in bfloat16, as norms and linear layers leave them."""
+    q, k, v = (x.detach().float() for x in tensors((2, 4, 5, 8), (2, 4, 7, 8)))
+    mask = torch.randn(5, 7)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = scaled_dot_product_attention(q, k, v.bfloat16(), attn_mask=mask)
+        expected = F.scaled_dot_product_attention(q, k, v.bfloat16(), attn_mask=mask)
+    assert out.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("lead", [(2,), (), (3, 2)], ids=str)
 def test_gqa(truth: SimpleNamespace, lead: tuple[int, ...]) -> None:
     compare(truth, *tensors((*lead, 6, 5, 8), (*lead, 2, 7, 8)), enable_gqa=True, is_causal=True)

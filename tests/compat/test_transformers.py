@@ -185,6 +185,14 @@ def test_training_gradients(decoder: Any) -> None:
         assert error <= TOLERANCE * max(1.0, float(grad.abs().max())), f"{name}: {error:g}"
 
 
+def test_autocast_with_norms_on_queries_and_keys() -> None:
+    """Under autocast Qwen3's norms give queries and keys in float32, its projection values in bfloat16."""
+    model = build("Qwen3", "ForCausalLM", **SIZES)
+    with torch.autocast("cpu", torch.bfloat16):
+        a, b = (logits(model, name, input_ids=tokens()).float() for name in ("tandem", "eager"))
+    assert (a - b).abs().max() < 0.05 * b.abs().max()
+
+
 @pytest.mark.parametrize("side", [None, "left", "right"])
 def test_encoder(side: str | None) -> None:
     mask = None if side is None else padding(side)

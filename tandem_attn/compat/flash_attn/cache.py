@@ -11,6 +11,7 @@ from tandem_attn.api import checks
 from tandem_attn.api.functions import attention_kvcache
 from tandem_attn.compat import errors, rotary
 from tandem_attn.compat.flash_attn.arguments import NAMES, shared_options
+from tandem_attn.spec.masks import is_integer
 
 
 def flash_attn_with_kvcache(
@@ -106,7 +107,7 @@ def _angles(cos: Any, sin: Any, q: Any, k: Any, cache_seqlens: Any, room: int) -
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
         rotary.check_table(name, x, query, room)
     checks.require_shape("rotary_sin", sin, tuple(cos.shape), "rotary_cos's shape")
-    if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
-        return cos, sin, torch.full((query.shape[0],), cache_seqlens, dtype=torch.int32, device=query.device)
+    if is_integer(cache_seqlens):
+        return cos, sin, torch.full((query.shape[0],), int(cache_seqlens), dtype=torch.int32, device=query.device)
     checks.lengths("cache_seqlens", cache_seqlens, query, query.shape[0])
     return cos, sin, cache_seqlens
