@@ -1,4 +1,8 @@
-"""Tandem: exact attention for NVIDIA Hopper and Blackwell, with the same API on a CPU."""
+"""Tandem: exact attention for PyTorch in the FlashAttention-4 style, with one API on a CPU and a GPU.
+
+Start with ``attention``; ``attention_varlen`` takes packed sequences, ``attention_kvcache`` decodes, ``supports`` asks whether a call
+would run. ``tandem --help`` (or ``python -m tandem_attn --help``) lists the commands.
+"""
 
 from tandem_attn._version import __version__
 from tandem_attn.api import flops as _flops  # noqa: F401  (registers the operators with PyTorch's FLOP counter)

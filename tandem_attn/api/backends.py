@@ -41,7 +41,13 @@ class Backend:
 
 @dataclass(frozen=True)
 class Support:
-    """Answer of ``supports``: true or false, with the backend that would run or the reason why none does."""
+    """Answer of ``supports``; true where the call would run.
+
+    Attributes:
+        ok: whether the problem is covered.
+        backend: the one that would run, or the one that was asked.
+        reason: what is missing; empty where ``ok``.
+    """
 
     ok: bool
     backend: str
@@ -94,6 +100,10 @@ def supports(problem: Problem, backend: str = AUTO) -> Support:
     Args:
         problem: see ``tandem_attn.Problem``.
         backend: a name of ``tandem_attn.backends()``.
+
+    Returns:
+        A ``Support``, for example ``supports(Problem(batch=1, seqlen_q=64, seqlen_k=64, heads=8, heads_kv=8, head_dim=128,
+        softcap=30.0), "sdpa")`` is false with the reason "softcap".
 
     Raises:
         TypeError, ValueError: wrong arguments of this function.

@@ -66,16 +66,17 @@ def qkv(
         raise ValueError(f"{names[1]} and {names[2]} must agree in all but the last size, got {tuple(key.shape)} and {tuple(value.shape)}")
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(f"{names[1]} must have {names[0]}'s head_dim {query.shape[-1]}, got {key.shape[-1]}")
-    _heads(query, key, value, names)
+    _heads(query, key, value, names, words[0])
 
 
-def _heads(query: Tensor, key: Tensor, value: Tensor, names: tuple[str, str, str]) -> None:
+def _heads(query: Tensor, key: Tensor, value: Tensor, names: tuple[str, str, str], layout: str) -> None:
     for name, x in zip(names, (query, key, value), strict=True):
         if x.shape[-1] == 0 or x.shape[-2] == 0:
             raise ValueError(f"{name} must have at least one head and one element a head, got shape {tuple(x.shape)}")
     if query.shape[-2] % key.shape[-2]:
         raise ValueError(
             f"{names[0]}'s heads must be a multiple of {names[1]}'s, got {query.shape[-2]} query heads and {key.shape[-2]} key/value heads"
+            f" in the layout {layout}"
         )
 
 
@@ -209,7 +210,8 @@ def window(x: Any) -> tuple[int | None, int | None]:
         if bound is not None and not is_integer(bound):
             raise TypeError(f"window's {name} must be an int or None (unbounded), got {bound!r}")
         if bound is not None and bound < 0:
-            raise ValueError(f"window's {name} must be >= 0 or None (unbounded), got {bound}")
+            hint = ": flash-attn's -1 is None here" if bound == -1 else ""
+            raise ValueError(f"window's {name} must be >= 0 or None (unbounded), got {bound}{hint}")
     left, right = (None if bound is None else reachable(bound) for bound in x)
     return left, right
 

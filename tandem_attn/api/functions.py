@@ -14,7 +14,7 @@ from typing_extensions import Unpack  # a dependency of torch; in typing from Py
 from tandem_attn.api import checks, ops
 from tandem_attn.api.backends import AUTO, check_name
 from tandem_attn.spec.errors import UnsupportedError
-from tandem_attn.spec.masks import Full, Mask, Predicate, PredicateFn, bound_text, is_integer
+from tandem_attn.spec.masks import Causal, Full, Mask, Predicate, PredicateFn, bound_text, is_integer
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -87,7 +87,7 @@ def attention(
         mask: a Mask (``Full``, ``Causal``, ``Window``, ``Document``, ``Predicate``, combined with & and |), or a function (b, h, q_idx,
             kv_idx) -> bool tensor.
         causal: query i sees keys j <= i + Sk - Sq (aligned bottom-right). With ``mask`` or ``window``, all of them apply.
-        window: (left, right) keys each side of the diagonal, the diagonal included; None is unbounded.
+        window: (left, right) keys each side of the diagonal, the diagonal included; None is unbounded (-1 in flash-attn).
         scale: factor of the logits; default 1 / sqrt(D).
         softcap: > 0 replaces a logit s by softcap * tanh(s / softcap).
         sink: (H,) a logit that joins each row's softmax without a value.
@@ -248,7 +248,8 @@ def attention_kvcache(
         q: (B, Sq, H, D), the newest tokens of each sequence.
         k_cache: (B_cache, S_cache, Hkv, D), or with ``page_table`` (pages, page_size, Hkv, D).
         v_cache: likewise, last size Dv.
-        cache_seqlens: (B,) int32 or an int: keys each sequence has in the cache, before ``k`` is appended. Default: the whole cache.
+        cache_seqlens: (B,) int32 or an int: keys each sequence has in the cache, before ``k`` is appended. Default: the whole cache. The
+            call does not advance it: add the appended tokens before the next one.
         k: (B, new, Hkv, D), written into the cache in place behind ``cache_seqlens``, then attended to.
         v: (B, new, Hkv, Dv), likewise; both or neither.
         page_table: (B, pages of a sequence) int32: key j of sequence b lies in page ``page_table[b, j // page_size]``. Entries beyond a
@@ -257,7 +258,8 @@ def attention_kvcache(
         cache_leftpad: (B,) int32, keys at the start of the cache that are not part of the sequence.
 
     The other arguments are those of ``attention``; Sk is a sequence's length after appending, less its leftpad. Masks are aligned
-    bottom-right, so the last query is the last key's. ``bias`` spans the capacity of the cache.
+    bottom-right, so the last query is the last key's; more than one new token of a causal model (a prompt) needs ``causal=True``. ``bias``
+    spans the capacity of the cache.
 
     Returns:
         O (B, Sq, H, Dv); with ``return_lse`` (O, LSE), LSE (B, H, Sq).
@@ -364,14 +366,22 @@ def _mask(
     return f"and({code},{band})" if band else code, tensors
 
 
+def _not_a_mask(x: object) -> TypeError:
+    if isinstance(x, type) or x is Causal:
+        name = getattr(x, "__name__", "")
+        return TypeError(f"mask must be a Mask, not its class: write {name}(...), got {name}")
+    hint = " (for a boolean tensor t: lambda b, h, q_idx, kv_idx: t[q_idx, kv_idx])" if isinstance(x, Tensor) else ""
+    return TypeError(f"mask must be a Mask, a function (b, h, q_idx, kv_idx) -> bool tensor, or None, got {type(x).__name__}{hint}")
+
+
 def _given(mask: Mask | PredicateFn | None) -> tuple[str, tuple[Any, ...]]:
     """Code and data of the ``mask`` argument."""
     if mask is None:
         return Full().code, ()
     if isinstance(mask, Mask):
         return mask.code, mask.tensors
-    if not callable(mask):
-        raise TypeError(f"mask must be a Mask, a function (b, h, q_idx, kv_idx) -> bool tensor, or None, got {type(mask).__name__}")
+    if isinstance(mask, type) or mask is Causal or not callable(mask):
+        raise _not_a_mask(mask)
     if torch.compiler.is_compiling():
         id(mask)  # compiled code then holds for this very object: functions of the same code may differ in what they capture
         return _pinned_code(mask), ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import sys
@@ -29,7 +30,7 @@ _CAPTION = "max: largest absolute error; rel: relative Frobenius error; plain: P
 LARGEST = 1 << 28  # elements of one head's score matrix: the truth holds several such float64 matrices
 
 
-@click.command()
+@click.command(short_help="Errors of a problem against float64.")
 @problem_flags
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random tensors.")
 @click.option("--device", default="cpu", show_default=True, help="Where the backend runs: cpu, cuda, cuda:1.")
@@ -38,13 +39,13 @@ LARGEST = 1 << 28  # elements of one head's score matrix: the truth holds severa
 def check(problem: Problem, seed: int, device: str, backend: str, as_json: bool) -> None:
     """Run a problem on random tensors and compare each output with float64.
 
-    Beside each error stands the error of the same computation done plainly in PyTorch in the same dtype: twice that is the contract's
-    bound. Exits 1 when a bound is broken.
+    Beside each error stands the error of the same computation done plainly in PyTorch in the same dtype, and the contract's bound: twice
+    that, plus what the dtype's rounding allows (tandem_attn.reference.compare). Exits 1 when a bound is broken.
 
     \b
     Examples:
-      tandem check --seqlen-q 1000 --heads 8 --heads-kv 2 --head-dim 64 --mask causal --backward
-      tandem check --varlen 512,0,100:300 --mask window:128,0 --dtype fp16 --backend reference
+      tandem check --seqlen-q 1000 --heads-kv 2 --mask causal --backward
+      tandem check --varlen 512,0,100:300 --mask window:128,0 --dtype fp16
     """
     try:
         problem = dataclasses.replace(problem, device=_device(device).type)
@@ -168,10 +169,14 @@ def _report(problem: Problem, found: list[Comparison], context: dict[str, object
         return
     console = Console()
     console.print(f"{problem}\n" + ", ".join(f"{name} {value}" for name, value in context.items()), highlight=False)
-    table = Table("output", "max", "plain", "bound", "rel", "plain", "bound", "", caption=_CAPTION)
+    table = Table(caption=_CAPTION, caption_justify="left")
+    table.add_column("output", overflow="fold")
+    for kind, which in itertools.product(("max", "rel"), ("error", "plain", "bound")):
+        table.add_column(f"{kind}\n{which}", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for c in found:
         numbers = (c.max_error, c.plain_max_error, c.max_bound, c.relative_error, c.plain_relative_error, c.relative_bound)
-        table.add_row(c.name, *(f"{x:.2e}" for x in numbers), "[green]ok[/]" if c.ok else "[red]broken[/]")
+        table.add_row(c.name, *(f"{x:.1e}" for x in numbers), "[green]ok[/]" if c.ok else "[red]broken[/]")
     console.print(table)
     for comparison in found:
         if not comparison.ok:

@@ -76,7 +76,7 @@ class Result:
     equal: bool
 
 
-@click.command()
+@click.command(short_help="A language model running on Tandem, beside PyTorch.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, ...; auto: a CUDA device when there is one.")
 @click.option("--max-new-tokens", type=click.IntRange(min=2), default=48, show_default=True, help="Tokens to generate for each prompt.")
 @click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True, help="Type of weights and activations.")

@@ -95,28 +95,34 @@ def _backends() -> list[Finding]:
         plain = Problem(batch=1, seqlen_q=1024, seqlen_k=1024, heads=8, heads_kv=8, head_dim=128, device=device)
         rich = Problem(batch=1, seqlen_q=1024, seqlen_k=1024, heads=8, heads_kv=8, head_dim=128, device=device, softcap=30.0, varlen=True)
         found = f"{supports(plain).backend} for dense full attention, {supports(rich).backend} with softcap and variable length"
-        findings.append(Finding(f"auto on {device}", found, "tandem_attn.attention and its siblings"))
+        findings.append(Finding(f"auto on {device}", found, "attention and its siblings"))
     return findings
 
 
 def findings() -> list[Finding]:
     """Everything ``tandem doctor`` looks for, in the order in which it prints."""
-    here = [Finding("tandem-attn", __version__, ""), Finding("Python", platform.python_version(), "everything")]
+    here = [Finding("tandem-attn", __version__, "everything"), Finding("Python", platform.python_version(), "everything")]
     return [*here, *(_package(r) for r in _REQUIREMENTS), *_devices(), *_backends()]
 
 
-@click.command()
+@click.command(short_help="Versions and devices, what is missing and the fix.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(as_json: bool) -> None:
     """Show versions and devices, what is missing for what, and the exact fix.
 
     Exits 1 when the CPU path itself cannot work.
+
+    \b
+    Example:
+      tandem doctor --json
     """
     found = findings()
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in found], indent=2))
     else:
-        table = Table("", "found", "serves", "to fix", title="tandem doctor")
+        table = Table(title="tandem doctor")
+        for heading in ("", "found", "serves", "to fix"):
+            table.add_column(heading, overflow="fold")
         for finding in found:
             found_text = Text(finding.found, style="yellow" if finding.fix else "green")
             table.add_row(finding.name, found_text, Text(finding.serves), Text(finding.fix or "-"))  # Text: brackets are no markup

@@ -19,16 +19,16 @@ from tandem_attn.cli.support import support
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="tandem")
 def main() -> None:
-    """Exact attention for NVIDIA Hopper and Blackwell, with the same API on a CPU.
+    """Exact attention for PyTorch: what it covers, whether it is right, and how Hopper and Blackwell kernels are planned.
 
     \b
     Start with:
-      tandem doctor                                  what works on this machine
-      tandem support                                 what each backend covers
-      tandem check --seqlen-q 1000 --mask causal     errors of a problem against float64
-      tandem plan --head-dim 128 --chip B200         how a kernel for it is built, and why
-      tandem roofline --head-dim 128 --chip B200     what bounds it
-      tandem demo                                    a language model running on it
+      tandem doctor                 what works on this machine
+      tandem support                what each backend covers
+      tandem check --mask causal    a problem's errors against float64
+      tandem plan --chip b200       how a kernel is built, and why
+      tandem roofline --chip b200   what bounds it
+      tandem demo                   a language model running on Tandem
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -24,7 +24,7 @@ _BAR = 40  # characters of a memory bar
 _MAPS = ("roles", "smem", "tmem")  # drawn by themselves
 
 
-@click.command()
+@click.command(short_help="How a kernel for a problem is built on a chip, and why.")
 @problem_flags
 @click.option(
     "--chip",
@@ -35,10 +35,10 @@ _MAPS = ("roles", "smem", "tmem")  # drawn by themselves
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan and its reasons as JSON.")
 def plan(problem: Problem, chip: str, as_json: bool) -> None:
-    """Show how Tandem computes a problem on a chip, and why.
+    """Show how a kernel for a problem is built on a chip, and why.
 
     Prints the Plan (all that a kernel is compiled for), draws shared and tensor memory with the regions that share space, and lists the
-    planner's reasons. With --backward it plans the backward kernel. No GPU is needed.
+    planner's reasons. With --backward it plans the backward kernel. Needs no GPU and runs nothing.
 
     \b
     Example:

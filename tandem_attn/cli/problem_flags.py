@@ -79,13 +79,22 @@ _OPTIONS = (
     click.option("--head-dim", type=_POSITIVE, default=128, show_default=True, help="Head dimension of Q and K."),
     click.option("--head-dim-v", type=_POSITIVE, help="Head dimension of V.  [default: --head-dim]"),
     click.option("--dtype", type=DtypeType(), default="bfloat16", show_default=True, help="float16, bfloat16, float32 or float64."),
-    click.option("--mask", type=MaskType(), default="full", show_default=True, help="Causal and windows are aligned bottom-right."),
-    click.option("--backward", is_flag=True, help="With the backward pass."),
+    click.option(
+        "--mask",
+        type=MaskType(),
+        default="full",
+        show_default=True,
+        metavar="full|causal|window:L,R",
+        help="L and R: keys before and after the diagonal, or none for unbounded (not -1). Aligned bottom-right.",
+    ),
+    click.option("--backward", is_flag=True, help="The backward pass: check runs it too, plan plans it instead."),
     click.option("--deterministic", is_flag=True, help="A backward that is bitwise repeatable."),
     click.option("--softcap", type=float, default=0.0, show_default=True, help="Caps logits at +-softcap by tanh; 0 is off."),
     click.option("--sink", is_flag=True, help="With a learnable sink logit a head."),
     click.option("--alibi", is_flag=True, help="With ALiBi slopes."),
-    click.option("--varlen", type=LengthsType(), help="Packed sequences instead of --batch and --seqlen: 512,0,100:300 (q:k)."),
+    click.option(
+        "--varlen", type=LengthsType(), help="Packed sequences, q:k where they differ: 512,0,100:300. Not with --batch, --seqlen."
+    ),
 )
 
 

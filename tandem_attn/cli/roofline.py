@@ -33,15 +33,15 @@ class TileType(click.ParamType):
         return int(sizes[1]), int(sizes[2])
 
 
-@click.command()
-@click.option("--chip", type=click.Choice(_GPUS, case_sensitive=False), default="B200", show_default=True)
+@click.command(short_help="Cycles per tile of each unit of an SM, and the bottleneck.")
+@click.option("--chip", type=click.Choice(_GPUS, case_sensitive=False), default="B200", show_default=True, help="Whose rates are taken.")
 @click.option(
     "--tile", type=TileType(), default="128x128", show_default=True, help="Query rows x keys of one CTA; 256x128: two query tiles."
 )
 @click.option("--head-dim", type=click.IntRange(1, 512), default=128, show_default=True, help="Head dimension of Q and K.")
 @click.option("--head-dim-v", type=click.IntRange(1, 512), help="Head dimension of V.  [default: --head-dim]")
 @click.option("--dtype", type=DtypeType(), default="bfloat16", show_default=True, help="Of the operands.")
-@click.option("--direction", type=click.Choice([FORWARD, BACKWARD, "both"]), default="both", show_default=True)
+@click.option("--direction", type=click.Choice([FORWARD, BACKWARD, "both"]), default="both", show_default=True, help="Kernels to show.")
 @click.option(
     "--cta-group", type=click.Choice(["1", "2", "both"]), default="both", show_default=True, help="CTAs that share an MMA (2: Blackwell)."
 )

@@ -70,7 +70,7 @@ def markdown(device: str) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-@click.command()
+@click.command(short_help="What each backend covers.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Kind of device.  [default: cuda where there is one]")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print a Markdown table.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -78,6 +78,10 @@ def support(device: str | None, as_markdown: bool, as_json: bool) -> None:
     """Show what each backend covers; yes: forward and backward.
 
     The table asks tandem_attn.supports, which any program can ask about its own Problem.
+
+    \b
+    Example:
+      tandem support --device cpu --markdown
     """
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if as_json:

@@ -137,7 +137,7 @@ def roofline(
         terms += _backward_traffic(unit, tile_m, tile_n, d)
         flops = 2 * tile_m * tile_n * (3 * dims[0] + 2 * dims[1])
     terms.append(
-        Term(EXP, f"exponentials on MUFU ({1 - exp_fraction:.4g} of them)", tile_m * tile_n * (1 - exp_fraction) / _rate(chip.mufu))
+        Term(EXP, f"exponentials on MUFU ({100 * (1 - exp_fraction):.4g}%)", tile_m * tile_n * (1 - exp_fraction) / _rate(chip.mufu))
     )
     return Roofline(chip.name, direction, dtype, tile_m, tile_n, *dims, cta_group, tuple(terms), flops)
 

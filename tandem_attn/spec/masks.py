@@ -29,7 +29,11 @@ PredicateFn = Callable[[Index, Index, Index, Index], Allowed]
 
 
 class Mask:
-    """Base of all masks. Instances are immutable; two masks with the same ``code`` and tensors are the same mask."""
+    """Base of all masks. Instances are immutable; two masks with the same ``code`` and tensors are the same mask.
+
+    ``a & b`` allows what both allow, ``a | b`` what either does. A plain function is combined as ``Predicate(fn)``; there is no ``~``.
+    ``print(mask.draw(8, 8))`` shows a mask.
+    """
 
     def allowed(self, b: Index, h: Index, q_idx: Index, kv_idx: Index, seqlen_q: Index, seqlen_k: Index) -> Allowed:
         """Whether query ``q_idx`` of sequence ``b`` and head ``h`` sees key ``kv_idx``."""
@@ -52,6 +56,9 @@ class Mask:
     def leaves(self) -> Iterator[Mask]:
         """The masks it is combined from; itself when it is not a combination."""
         yield self
+
+    def __bool__(self) -> bool:
+        raise TypeError("a mask has no truth value: combine masks with & and |, not with and, or, not")  # `and` would drop one silently
 
     def __and__(self, other: object) -> Mask:
         if not isinstance(other, Mask):
@@ -170,10 +177,11 @@ def Causal(align: str = BOTTOM_RIGHT) -> Window:
 
 @dataclass(frozen=True, eq=False)
 class Document(Mask):
-    """Query and key see each other when they carry the same document id.
+    """Query and key see each other when they carry the same document id. Not causal by itself: ``Causal() & Document(ids)``.
 
     Args:
-        q_ids: integer ids, (seqlen_q,) or (batch, seqlen_q): a tensor, an array or (nested) list.
+        q_ids: integer ids, (seqlen_q,) or (batch, seqlen_q): a tensor, an array or (nested) list. In packed calls they are indexed
+            within each sequence.
         kv_ids: the keys' ids, likewise; default: the same as ``q_ids``.
     """
 
@@ -211,8 +219,9 @@ _serial = itertools.count()
 class Predicate(Mask):
     """Any function of (b, h, q_idx, kv_idx) that returns a boolean.
 
-    It gets integer arrays that broadcast and must return an array of their joint shape (use ``&``, ``|``, ``~`` and comparisons, no
-    ``if``). It may read tensors it captures. Under ``torch.compile`` create it outside the compiled function.
+    It gets integer arrays that broadcast and must return an array of their joint shape (use ``&``, ``|``, ``~`` and comparisons; ``if``,
+    ``and``, ``or`` and ``not`` fail with "Boolean value of Tensor ... is ambiguous"). It may read tensors it
+    captures. Under ``torch.compile`` create it outside the compiled function.
     """
 
     fn: PredicateFn

@@ -193,7 +193,7 @@ def exp2_remark(plan: Plan) -> Choice:
     arch = get_arch(plan.arch)
     mma_cycles = 2 * (plan.head_dim + plan.head_dim_v) / (arch.mma_rate(plan.dtype) or 1)  # of one score
     share = 1 / (arch.mufu or 1) / mma_cycles
-    return "exp2", f"exp2 {plan.exp2}: all on MUFU, it would take {share:.2g} times the cycles of the MMA"
+    return "exp2", f"exp2 {plan.exp2}: all on MUFU they would take {share:.0%} of the MMA's cycles"
 
 
 def fewest_idle_tiles(problem: Problem) -> Criterion:

@@ -60,7 +60,7 @@ class Problem:
         _fill(self, "total_q", self.total_q or self.batch * self.seqlen_q)
         _fill(self, "total_k", self.total_k or self.batch * self.seqlen_k)
         if self.dtype not in DTYPES:
-            raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype}")
+            raise TypeError(f"dtype must be the name of one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if not isinstance(self.mask, Mask):
             raise TypeError(f"mask must be a Mask, got {type(self.mask).__name__}")
         _check_scores(self)

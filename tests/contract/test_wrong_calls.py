@@ -101,7 +101,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "head_dim": (lambda: padded(k=zeros(2, 7, 2, 6)), ValueError, "k must have q's head_dim 8, got 6"),
     "heads": (
         lambda: padded(q=zeros(2, 5, 3, 8)), ValueError,
-        "q's heads must be a multiple of k's, got 3 query heads and 2 key/value heads",
+        "q's heads must be a multiple of k's, got 3 query heads and 2 key/value heads in the layout (batch, seqlen_q, heads, head_dim)",
     ),
     "batch": (lambda: padded(k=zeros(1, 7, 2, 8), v=zeros(1, 7, 2, 8)), ValueError, "k must have q's batch size 2, got 1"),
     "cache-batch": (
@@ -132,14 +132,22 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     # masks
     "window-int": (lambda: padded(window=3), TypeError, "window must be a pair (left, right), got 3"),
     "window-three": (lambda: padded(window=(1, 2, 3)), TypeError, "window must be a pair (left, right), got (1, 2, 3)"),
-    "window-negative": (lambda: padded(window=(-1, 0)), ValueError, "window's left must be >= 0 or None (unbounded), got -1"),
+    "window-negative": (lambda: padded(window=(-1, 0)), ValueError,
+        "window's left must be >= 0 or None (unbounded), got -1: flash-attn's -1 is None here"),
     "window-float": (lambda: padded(window=(0, 1.5)), TypeError, "window's right must be an int or None (unbounded), got 1.5"),
     "mask-str": (
         lambda: padded(mask="causal"), TypeError, "mask must be a Mask, a function (b, h, q_idx, kv_idx) -> bool tensor, or None, got str"
     ),
     "mask-tensor": (
         lambda: padded(mask=torch.ones(5, 7, dtype=torch.bool)), TypeError,
-        "mask must be a Mask, a function (b, h, q_idx, kv_idx) -> bool tensor, or None, got Tensor",
+        "mask must be a Mask, a function (b, h, q_idx, kv_idx) -> bool tensor, or None, got Tensor"
+        " (for a boolean tensor t: lambda b, h, q_idx, kv_idx: t[q_idx, kv_idx])",
+    ),
+    "mask-class": (lambda: padded(mask=Document), TypeError, "mask must be a Mask, not its class: write Document(...), got Document"),
+    "mask-causal-uncalled": (lambda: padded(mask=Causal), TypeError, "mask must be a Mask, not its class: write Causal(...), got Causal"),
+    "mask-keyword-and": (
+        lambda: padded(mask=Causal() and Window(2, 0)), TypeError,
+        "a mask has no truth value: combine masks with & and |, not with and, or, not",
     ),
     "predicate-float": (
         lambda: padded(mask=lambda b, h, i, j: (i + j).float()),
@@ -288,7 +296,8 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "supports-type": (lambda: tandem_attn.supports(3), TypeError, "problem must be a tandem_attn.Problem, got int"),
     "supports-name": (lambda: tandem_attn.supports(problem(), "x"), ValueError, "backend must be one of auto, sdpa, reference, got 'x'"),
     "problem-heads": (lambda: problem(heads=3, heads_kv=2), ValueError, "heads must be a multiple of heads_kv, got heads=3, heads_kv=2"),
-    "problem-dtype": (lambda: problem(dtype="int8"), TypeError, "dtype must be one of float16, bfloat16, float32, float64, got int8"),
+    "problem-dtype": (lambda: problem(dtype="int8"), TypeError,
+        "dtype must be the name of one of float16, bfloat16, float32, float64, got 'int8'"),
     "problem-size": (lambda: problem(seqlen_q=-1), ValueError, "seqlen_q must be >= 0, got -1"),
 }  # fmt: skip
 

@@ -141,7 +141,7 @@ class Call:
 
 
 def problem_mask(keywords: dict[str, Any]) -> tandem_attn.Mask:
-    mask = keywords.get("mask") or tandem_attn.Full()
+    mask = keywords.get("mask", tandem_attn.Full())
     mask = mask if isinstance(mask, tandem_attn.Mask) else tandem_attn.Predicate(mask)
     left, right = keywords.get("window", (None, None))
     return mask & tandem_attn.Window(left, 0 if keywords.get("causal") else right)
