@@ -21,7 +21,7 @@ def problem(
     options = {"batch": 2, "device": "cuda", "return_lse": True, **other}
     return Problem(
         seqlen_q=seqlen_q, seqlen_k=seqlen_k or seqlen_q, heads=heads, heads_kv=heads_kv or heads, head_dim=head_dim,
-        mask=mask or Full(), **options,
+        mask=Full() if mask is None else mask, **options,
     )  # fmt: skip
 
 
