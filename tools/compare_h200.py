@@ -36,10 +36,10 @@ def digest(*parts: bytes) -> str:
 
 
 def case_digests(case: Case) -> dict[str, str]:
-    """What identifies a case's launch: its PTX, and its buffers and geometry."""
+    """What identifies a case's launch: its PTX (white space aside), and its buffers and geometry."""
     buffers = [array.tobytes() for array in case.make_buffers().values()]
     geometry = repr((case.grid, case.threads, case.cluster, case.shared, case.maps)).encode()
-    return {"ptx": digest(case.ptx.encode()), "launch": digest(geometry, *buffers)}
+    return {"ptx": digest(" ".join(case.ptx.split()).encode()), "launch": digest(geometry, *buffers)}
 
 
 def work(family: str, done: set[str], log: Path) -> None:
@@ -55,6 +55,8 @@ def work(family: str, done: set[str], log: Path) -> None:
             stream.flush()
             try:
                 result: object = device.launch(case, case.make_buffers()).tobytes()
+                if device.launch(case, case.make_buffers()).tobytes() != result:
+                    result = "unstable: a second launch left other bytes"
             except CudaError as error:
                 result = str(error)
             pickle.dump((case.name, result), stream)
@@ -155,14 +157,20 @@ def zipped_size(data: bytes) -> int:
     return buffer.tell() + 400  # and its two directory entries
 
 
+def ask(*command: str) -> str:
+    """What the command prints, or "unknown"."""
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 def describe(commit: str | None) -> dict[str, object]:
     """Chip, driver, date and commit, asked in a process of its own so that this one holds no context."""
     code = "import json; from tools.cuda_driver import Device; print(json.dumps(Device().describe()))"
     device = json.loads(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(query, check=False, capture_output=True, text=True).stdout.strip()
-    if commit is None:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], check=False, capture_output=True, text=True).stdout.strip() or "unknown"
+    driver = ask("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    commit = commit or ask("git", "rev-parse", "HEAD")
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     return {**device, "driver": driver, "date": date, "commit": commit}
 

@@ -97,7 +97,7 @@ def approximations() -> Iterator[Case]:
     for t in ("bf16", "bf16x2"):
         yield simple(f"ex2.approx.ftz.{t}", t, 1, "ex2", Tolerance("bf16", 1))
         yield simple(f"tanh.approx.{t}", t, 1, "tanh", Tolerance("bf16", 1))
-    sweep = "shl.b32 %a, %t, 17;\nadd.u32 %a, %a, 0x3c000000;\n"  # evenly spaced bit patterns from 2^-7 up to 2^24
+    sweep = "shl.b32 %a, %t, 17; add.u32 %a, %a, 0x3c000000; "  # evenly spaced bit patterns from 2^-7 up to 2^24
     for op, ulps in (("ex2", 2), ("lg2", 2), ("rcp", 1), ("rsqrt", 2), ("sqrt", 2), ("sin", 8), ("cos", 8), ("tanh", 2**13)):
         body = f"{sweep}{op}.approx.f32 %x, %a;"
         yield elementwise(f"{op}.approx.f32 sweep", FAMILY, op, body, "f32", "f32", tolerance=Tolerance("f32", ulps, 2**-20.5))
@@ -108,7 +108,7 @@ def comparison() -> Iterator[Case]:
         for compare in (*ORDERED, *UNORDERED):
             for ftz in ("", ".ftz") if t in ("f32", "f16") else ("",):
                 form = f"setp.{compare}{ftz}.{t}"
-                body = f"{form} %x, %a, %b;\n{form} %y, %a, %a;"
+                body = f"{form} %x, %a, %b; {form} %y, %a, %a;"
                 yield elementwise(form, FAMILY, "setp", body, f"{t} {t}", "pred pred")
     for t in ("f16x2", "bf16x2"):
         for compare in (*ORDERED, *UNORDERED):

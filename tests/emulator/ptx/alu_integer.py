@@ -27,6 +27,9 @@ def arithmetic() -> Iterator[Case]:
             yield simple(f"{op}.{t}", f"{t} {t} {t}", t, op.split(".")[0])
         for op in ("div", "rem"):
             yield simple(f"{op}.{t}", f"{t} divisor.{t}", t, op)
+
+
+def packed_and_wide() -> Iterator[Case]:
     for t in ("s16x2", "u16x2"):
         for op in ("add", "min", "max"):
             yield simple(f"{op}.{t}", f"{t} {t}", t, op)
@@ -65,12 +68,10 @@ def bits() -> Iterator[Case]:
             yield simple(f"bfe.{t}", f"{t} u32 u32", t, "bfe")
             yield simple(f"bfind.{t}", t, "u32", "bfind")
             yield simple(f"bfind.shiftamt.{t}", t, "u32", "bfind")
-        small = f"and.b32 %b, %b, {2 * width - 1}; and.b32 %c, %c, 63;\n"  # most random fields would be clipped away
+        small = f"and.b32 %b, %b, {2 * width - 1}; and.b32 %c, %c, 63; "  # most random fields would be clipped away
         for sign in "su":
             form = f"bfe.{sign}{width}"
-            yield elementwise(
-                f"{form} small", FAMILY, "bfe", f"{small}{form} %x, %a, %b, %c;", f"u{width} u32 u32", f"u{width}"
-            )
+            yield elementwise(f"{form} small", FAMILY, "bfe", f"{small}{form} %x, %a, %b, %c;", f"u{width} u32 u32", f"u{width}")
         text = small.replace("%c", "%d").replace("%b", "%c")
         yield elementwise(
             f"bfi.b{width} small", FAMILY, "bfi", f"{text}bfi.b{width} %x, %a, %b, %c, %d;", f"u{width} u{width} u32 u32", f"u{width}"
@@ -79,9 +80,7 @@ def bits() -> Iterator[Case]:
         yield simple(f"bmsk.{mode}.b32", "lane u32", "u32", "bmsk")
         for t in S32:
             yield simple(f"szext.{mode}.{t}", f"{t} u32", t, "szext")
-    yield elementwise(
-        "fns.b32", FAMILY, "fns", "and.b32 %b, %b, 31;\nshr.s32 %c, %c, 28;\nfns.b32 %x, %a, %b, %c;", "u32 u32 s32", "u32"
-    )
+    yield elementwise("fns.b32", FAMILY, "fns", "and.b32 %b, %b, 31; shr.s32 %c, %c, 28; fns.b32 %x, %a, %b, %c;", "u32 u32 s32", "u32")
 
 
 def logic() -> Iterator[Case]:
@@ -92,9 +91,9 @@ def logic() -> Iterator[Case]:
         yield simple(f"not.b{width}", t, t, "not")
         yield simple(f"cnot.b{width}", t, t, "cnot")
         yield simple(f"shl.b{width}", f"{t} u32", t, "shl")
-        yield elementwise(f"shl.b{width} small", FAMILY, "shl", f"and.b32 %b, %b, 127;\nshl.b{width} %x, %a, %b;", f"{t} u32", t)
+        yield elementwise(f"shl.b{width} small", FAMILY, "shl", f"and.b32 %b, %b, 127; shl.b{width} %x, %a, %b;", f"{t} u32", t)
         for shift in (f"b{width}", f"u{width}", f"s{width}"):
-            yield elementwise(f"shr.{shift} small", FAMILY, "shr", f"and.b32 %b, %b, 127;\nshr.{shift} %x, %a, %b;", f"{t} u32", t)
+            yield elementwise(f"shr.{shift} small", FAMILY, "shr", f"and.b32 %b, %b, 127; shr.{shift} %x, %a, %b;", f"{t} u32", t)
             yield simple(f"shr.{shift}", f"{t} u32", t, "shr")
     for op in ("and", "or", "xor"):
         yield simple(f"{op}.pred", "pred pred", "pred", op)
@@ -102,11 +101,9 @@ def logic() -> Iterator[Case]:
     for side in ("l", "r"):
         for mode in ("clamp", "wrap"):
             form = f"shf.{side}.{mode}.b32"
-            yield elementwise(form, FAMILY, "shf", f"and.b32 %c, %c, 63;\n{form} %x, %a, %b, %c;", "u32 u32 u32", "u32")
+            yield elementwise(form, FAMILY, "shf", f"and.b32 %c, %c, 63; {form} %x, %a, %b, %c;", "u32 u32 u32", "u32")
     for table in (0x00, 0xFF, 0x80, 0x96, 0xE8, 0xCA, 0x1B, 0x35, 0x7E, 0xD2):
-        yield elementwise(
-            f"lop3.b32 {table:#04x}", FAMILY, "lop3", f"lop3.b32 %x, %a, %b, %c, {table};", "u32 u32 u32", "u32"
-        )
+        yield elementwise(f"lop3.b32 {table:#04x}", FAMILY, "lop3", f"lop3.b32 %x, %a, %b, %c, {table};", "u32 u32 u32", "u32")
     for boolean in ("or", "and"):
         yield elementwise(
             f"lop3.{boolean}.b32", FAMILY, "lop3", f"lop3.{boolean}.b32 %x|%y, %a, %b, %c, 0x80, %d;", "u32 u32 u32 pred", "u32 pred"
@@ -119,13 +116,13 @@ def logic() -> Iterator[Case]:
 def carries() -> Iterator[Case]:
     for t in (*S32, *S64):
         for first, second in (("add", "addc"), ("sub", "subc")):
-            body = f"{first}.cc.{t} %x, %a, %b;\n{second}.{t} %y, %c, %d;"
+            body = f"{first}.cc.{t} %x, %a, %b; {second}.{t} %y, %c, %d;"
             yield elementwise(f"{first}.cc.{t}", FAMILY, "Extended-Precision Integer Arithmetic", body, f"{t} {t} {t} {t}", f"{t} {t}")
-        chain = f"add.cc.{t} %x, %a, %b;\naddc.cc.{t} %x, %b, %c;\naddc.{t} %y, %c, %d;"
+        chain = f"add.cc.{t} %x, %a, %b; addc.cc.{t} %x, %b, %c; addc.{t} %y, %c, %d;"
         yield elementwise(f"addc.cc.{t}", FAMILY, "addc", chain, f"{t} {t} {t} {t}", f"{t} {t}")
-        chain = f"mad.lo.cc.{t} %x, %a, %b, %c;\nmadc.hi.{t} %y, %a, %b, %d;"
+        chain = f"mad.lo.cc.{t} %x, %a, %b, %c; madc.hi.{t} %y, %a, %b, %d;"
         yield elementwise(f"mad.lo.cc.{t}", FAMILY, "mad.cc, madc", chain, f"{t} {t} {t} {t}", f"{t} {t}")
-        chain = f"mad.hi.cc.{t} %x, %a, %b, %c;\nmadc.lo.cc.{t} %x, %b, %c, %x;\naddc.{t} %y, %a, %d;"
+        chain = f"mad.hi.cc.{t} %x, %a, %b, %c; madc.lo.cc.{t} %x, %b, %c, %x; addc.{t} %y, %a, %d;"
         yield elementwise(f"mad.hi.cc.{t}", FAMILY, "mad.cc, madc", chain, f"{t} {t} {t} {t}", f"{t} {t}")
 
 
@@ -136,7 +133,7 @@ def comparison() -> Iterator[Case]:
         kind = t.replace("b", "u")
         for compare in compares:
             # Random operands are hardly ever equal: the second result compares b with itself xor one bit in four.
-            body = f"setp.{compare}.{t} %x, %a, %b;\nselp.b{kind[1:]} %b, %a, %b, %c;\nsetp.{compare}.{t} %y, %a, %b;"
+            body = f"setp.{compare}.{t} %x, %a, %b; selp.b{kind[1:]} %b, %a, %b, %c; setp.{compare}.{t} %y, %a, %b;"
             yield elementwise(f"setp.{compare}.{t}", FAMILY, "setp", body, f"{kind} {kind} pred", "pred pred")
     for boolean in ("and", "or", "xor"):
         body = f"setp.lt.{boolean}.s32 %x|%y, %a, %b, %c;"
@@ -155,5 +152,5 @@ def comparison() -> Iterator[Case]:
 
 
 def cases() -> Iterator[Case]:
-    for group in (arithmetic, bits, logic, carries, comparison):
+    for group in (arithmetic, packed_and_wide, bits, logic, carries, comparison):
         yield from group()

@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.emulator.ptx.inputs import Input
 
-HEADER = ".version 8.6\n.target sm_90a\n.address_size 64\n"  # 8.6 is the oldest version that has every form used here
+HEADER = ".version 8.7\n.target sm_90a\n.address_size 64\n"  # 8.7 is the oldest version that has every form used here
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,13 @@ class Case:
         return arrays
 
 
-def module(body: str, params: list[str], maps: int = 0, registers: str = "", directives: str = "", prologue: str = "") -> str:
-    """A PTX module with one entry: its pointer parameters are loaded into %<name> as generic addresses in global space."""
+def module(body: str, params: list[str], maps: int = 0, directives: str = "", prologue: str = "") -> str:
+    """A PTX module with one entry; its pointer parameters are loaded into %<name> as generic addresses in global space.
+
+    body holds instructions, each closed by a semicolon, with any white space between them.
+    """
     declarations = [f".param .u64 p_{name}" for name in params]
     declarations += [f".param .align 64 .b8 map{i}[128]" for i in range(maps)]
-    loads = "\n".join(f"    .reg .b64 %{name};\n    ld.param.u64 %{name}, [p_{name}];" for name in params)
-    return (
-        f"{HEADER}{prologue}.visible .entry kernel({', '.join(declarations)}){directives}\n{{\n{loads}\n{registers}{body}    ret;\n}}\n"
-    )
+    loads = "".join(f".reg .b64 %{name}; ld.param.u64 %{name}, [p_{name}]; " for name in params)
+    lines = "\n".join(f"    {line.strip()};" for line in f"{loads}{body}ret;".split(";")[:-1])
+    return f"{HEADER}{prologue}.visible .entry kernel({', '.join(declarations)}){directives}\n{{\n{lines}\n}}\n"

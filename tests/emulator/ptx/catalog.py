@@ -4,7 +4,7 @@ from importlib import import_module
 
 from tests.emulator.ptx.case import Case
 
-FAMILIES = ("alu_integer", "alu_float", "cvt", "warp")
+FAMILIES = ("alu_integer", "alu_float", "cvt", "warp", "matrix", "wgmma", "probes", "tma", "bulk", "cluster", "barriers", "memory")
 
 
 def cases(family: str) -> list[Case]:

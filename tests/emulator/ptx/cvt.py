@@ -113,7 +113,7 @@ def packed() -> Iterator[Case]:
         yield elementwise(form, FAMILY, "cvt.pack", f"{form} %x, %a, %b, %c;", "s32 s32 u32", "u32")
     # Magnitudes near the fp8 limits (448, 57344) and subnormals are rare among random floats: scale moderate values over the range.
     # %b's 5 low bits become the exponent of a factor 2^-11 .. 2^20.
-    scale = "and.b32 %b, %b, 31;\nshl.b32 %b, %b, 23;\nadd.u32 %b, %b, 0x3a000000;\nmul.rn.f32 %a, %a, %b;\n"
+    scale = "and.b32 %b, %b, 31; shl.b32 %b, %b, 23; add.u32 %b, %b, 0x3a000000; mul.rn.f32 %a, %a, %b; "
     for to in ("e4m3x2", "e5m2x2"):
         form = f"cvt.rn.satfinite.{to}.f32"
         yield elementwise(f"{form} range", FAMILY, SECTION, f"{scale}{form} %x, %a, %a;", "f32n u32", "u16")
@@ -127,18 +127,18 @@ def moves() -> Iterator[Case]:
     yield elementwise("mov.b32 unpack", FAMILY, section, "mov.b32 {%x, %y}, %a;", "u32", "u16 u16")
     yield elementwise("mov.b64 unpack", FAMILY, section, "mov.b64 {%x, %y}, %a;", "u64", "u32 u32")
     yield elementwise("mov.b64 unpack _", FAMILY, section, "mov.b64 {_, %x}, %a;", "u64", "u32")
-    yield elementwise("mov.b128", FAMILY, section, ".reg .b128 %q;\nmov.b128 %q, {%a, %b};\nmov.b128 {%y, %x}, %q;", "u64 u64", "u64 u64")
-    yield elementwise("mov immediate", FAMILY, section, "mov.f64 %x, 0d400921FB54442D18;\nmov.f32 %y, 0f3FC00000;", "u32", "u64 u32")
-    yield elementwise("mov decimal", FAMILY, section, "mov.f32 %y, 1.5;\nmov.b64 %x, -3;", "u32", "u64 u32")
-    yield elementwise("mov octal and binary", FAMILY, section, "mov.u32 %x, 0755;\nmov.u32 %y, 0b1011;", "u32", "u32 u32")
-    yield elementwise("mov constant expression", FAMILY, section, "mov.u32 %x, (1 << 5) | 3;\nmov.s32 %y, -(7 - 2) * 3;", "u32", "u32 u32")
+    yield elementwise("mov.b128", FAMILY, section, ".reg .b128 %q; mov.b128 %q, {%a, %b}; mov.b128 {%y, %x}, %q;", "u64 u64", "u64 u64")
+    yield elementwise("mov immediate", FAMILY, section, "mov.f64 %x, 0d400921FB54442D18; mov.f32 %y, 0f3FC00000;", "u32", "u64 u32")
+    yield elementwise("mov decimal", FAMILY, section, "mov.f32 %y, 1.5; mov.b64 %x, -3;", "u32", "u64 u32")
+    yield elementwise("mov octal and binary", FAMILY, section, "mov.u32 %x, 0755; mov.u32 %y, 0b1011;", "u32", "u32 u32")
+    yield elementwise("mov constant expression", FAMILY, section, "mov.u32 %x, (1 << 5) | 3; mov.s32 %y, -(7 - 2) * 3;", "u32", "u32 u32")
     for special in ("tid.x", "ntid.x", "ctaid.x", "nctaid.x", "laneid", "lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge"):
         yield elementwise(f"mov %{special}", FAMILY, "Special Registers", f"mov.u32 %x, %{special};", "u32", "u32")
     for special in ("lanemask_gt", "tid.y", "ntid.y", "ctaid.z", "nctaid.y", "dynamic_smem_size", "cluster_ctarank", "cluster_nctarank"):
         yield elementwise(f"mov %{special}", FAMILY, "Special Registers", f"mov.u32 %x, %{special};", "u32", "u32")
     for special in ("clusterid.x", "nclusterid.x", "cluster_ctaid.x", "cluster_nctaid.x"):
         yield elementwise(f"mov %{special}", FAMILY, "Special Registers", f"mov.u32 %x, %{special};", "u32", "u32")
-    body = ".reg .pred %p;\nmov.pred %p, %is_explicit_cluster;\nselp.b32 %x, 1, 0, %p;"
+    body = ".reg .pred %p; mov.pred %p, %is_explicit_cluster; selp.b32 %x, 1, 0, %p;"
     yield elementwise("mov %is_explicit_cluster", FAMILY, "Special Registers", body, "u32", "u32")
 
 

@@ -6,7 +6,7 @@ from tests.emulator.ptx.inputs import Input, width_of
 THREADS, CTAS = 128, 8
 ELEMENTS = THREADS * CTAS
 
-INDEX = """    .reg .b32 %t, %cta;
+INDEX = """.reg .b32 %t, %cta;
     .reg .b64 %i, %at;
     mov.u32 %t, %tid.x;
     mov.u32 %cta, %ctaid.x;
@@ -37,8 +37,8 @@ def elementwise(
     in_kinds, out_kinds = ins.split(), outs.split()
     text = INDEX + "".join(_load(operand, kind) for operand, kind in zip("abcde", in_kinds, strict=False))
     for result, kind in zip("xy", out_kinds, strict=False):
-        text += f"    .reg .pred %{result};\n" if kind == "pred" else f"    .reg .b{register_width(kind)} %{result};\n"
-    text += registers + "".join(f"    {line.strip()}\n" for line in body.strip().splitlines())
+        text += f".reg .pred %{result}; " if kind == "pred" else f".reg .b{register_width(kind)} %{result}; "
+    text += registers + "".join(f"{line.strip()} " for line in body.strip().splitlines())
     offset = 0
     for result, kind in zip("xy", out_kinds, strict=False):
         text += _store(result, kind, offset)
@@ -58,21 +58,18 @@ def elementwise(
 
 def _load(operand: str, kind: str) -> str:
     width = width_of(kind)
-    at = f"    mad.lo.u64 %at, %i, {width // 8}, %in_{operand};\n"
+    at = f"mad.lo.u64 %at, %i, {width // 8}, %in_{operand}; "
     if kind == "pred":
         return (
-            f"    .reg .b32 %{operand}_word;\n    .reg .pred %{operand};\n{at}"
-            f"    ld.global.b32 %{operand}_word, [%at];\n    setp.ne.b32 %{operand}, %{operand}_word, 0;\n"
+            f".reg .b32 %{operand}_word; .reg .pred %{operand}; {at}"
+            f"ld.global.b32 %{operand}_word, [%at]; setp.ne.b32 %{operand}, %{operand}_word, 0; "
         )
-    return f"    .reg .b{register_width(kind)} %{operand};\n{at}    ld.global.b{width} %{operand}, [%at];\n"
+    return f".reg .b{register_width(kind)} %{operand}; {at}    ld.global.b{width} %{operand}, [%at]; "
 
 
 def _store(result: str, kind: str, offset: int) -> str:
     width = width_of(kind)
-    at = f"    mad.lo.u64 %at, %i, {width // 8}, %out;\n"
+    at = f"mad.lo.u64 %at, %i, {width // 8}, %out; "
     if kind == "pred":
-        return (
-            f"    .reg .b32 %{result}_word;\n    selp.b32 %{result}_word, 1, 0, %{result};\n{at}"
-            f"    st.global.b32 [%at+{offset}], %{result}_word;\n"
-        )
-    return f"{at}    st.global.b{width} [%at+{offset}], %{result};\n"
+        return f".reg .b32 %{result}_word; selp.b32 %{result}_word, 1, 0, %{result}; {at}st.global.b32 [%at+{offset}], %{result}_word; "
+    return f"{at}    st.global.b{width} [%at+{offset}], %{result}; "

@@ -60,23 +60,28 @@ def random_bits(seed: str, width: int, count: int) -> np.ndarray:
 
 def _elements(kind: str, seed: str, count: int) -> np.ndarray:
     if kind.endswith("x2"):
-        return _elements(kind[:-2], seed, 2 * count)
-    if kind.startswith("divisor."):
+        values = _elements(kind[:-2], seed, 2 * count)
+    elif kind.startswith("divisor."):
+        values = _divisors(kind.removeprefix("divisor."), seed, count)
+    elif kind == "lane":
+        values = random_bits(seed, 32, count) % np.uint32(48)
+    elif kind == "pred":
+        values = random_bits(seed, 32, count) & np.uint32(1)
+    elif kind in ("b1", "b4"):
+        values = random_bits(seed, 32, count)
+    elif kind in FLOATS:
+        values = _floats(kind, seed, count)
+    elif kind.removesuffix("n") in FLOATS:
+        values = _moderate(kind[:-1], seed, count)
+    else:
         values = _integers(width_of(kind), seed, count)
-        signed = kind[len("divisor.")] == "s"
-        ones = UNSIGNED[width_of(kind)](np.iinfo(values.dtype).max)
-        return np.where((values == 0) | (signed & (values == ones)), values.dtype.type(7), values)
-    if kind == "lane":
-        return random_bits(seed, 32, count) % np.uint32(48)
-    if kind == "pred":
-        return random_bits(seed, 32, count) & np.uint32(1)
-    if kind in ("b1", "b4"):
-        return random_bits(seed, 32, count)
-    if kind in FLOATS:
-        return _floats(kind, seed, count)
-    if kind.removesuffix("n") in FLOATS:
-        return _moderate(kind[:-1], seed, count)
-    return _integers(width_of(kind), seed, count)
+    return values
+
+
+def _divisors(kind: str, seed: str, count: int) -> np.ndarray:
+    values = _integers(width_of(kind), seed, count)
+    minus_one = np.iinfo(values.dtype).max if kind[0] == "s" else 0
+    return np.where((values == 0) | (values == minus_one), values.dtype.type(7), values)
 
 
 def _integers(width: int, seed: str, count: int) -> np.ndarray:
