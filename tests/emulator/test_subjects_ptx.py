@@ -22,7 +22,8 @@ def test_ptxas_assembles(family, tmp_path):
     text = HEADER
     for number, case in enumerate(catalog.cases(family)):
         body = case.ptx.removeprefix(HEADER)
-        for name in ["kernel", *re.findall(r"^\.(?:func|const|global)[^;{]*?(\w+)(?:\(.*\)|\[.*)\n?", body, flags=re.M)]:
+        declared = re.findall(r"\.func \([^)]*\) (\w+)|\.(?:const|global) \.align \d+ \.\w+ (\w+)\[", body)
+        for name in ["kernel", *("".join(pair) for pair in declared)]:
             body = re.sub(rf"(?<![%.\w]){name}\b", f"{name}_{number}", body)
         text += body.replace(
             ".extern .shared .align 1024 .b8 smem[];\n", "" if "smem[]" in text else ".extern .shared .align 1024 .b8 smem[];\n"
