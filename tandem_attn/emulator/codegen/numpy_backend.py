@@ -14,7 +14,7 @@ import numpy as np
 from tandem_attn.emulator.codegen import numpy_runtime
 from tandem_attn.emulator.codegen.builder import Builder, Val, size_of, width_of
 from tandem_attn.emulator.ptx.nodes import Instruction, Reg
-from tandem_attn.emulator.ptx.operands import registers
+from tandem_attn.emulator.ptx.operands import registers, results, sources
 from tandem_attn.emulator.ptx.program import Program, Segment
 
 DTYPE = {"b": "bool", **{f"{k}{n}": f"{w}{n * 8}" for k, w in (("u", "uint"), ("i", "int")) for n in (1, 2, 4, 8)}}
@@ -44,7 +44,19 @@ class NumpyBuilder(Builder):
         self.predicate: str | None = None  # the guard predicate of the instruction, for partial writes
         self.count = 0
 
-    def emit(self, expression: str, t: str, *, alias: bool = False) -> Val:
+    def known(self, array: Any, t: str) -> Val:
+        """A constant value."""
+        array = np.ascontiguousarray(np.broadcast_to(array, (32,)), DTYPE[t])
+        array.setflags(write=False)
+        name = f"K{t}_{array.tobytes().hex() if (array != array[0]).any() else array[:1].tobytes().hex()}"
+        self.names[name] = array
+        return Val(name, t, flushed=t[0] == "f")
+
+    def emit(self, expression: str, t: str, *operands: Val, alias: bool = False) -> Val:
+        """A line that computes an expression of `operands`; done at once when they are all constants."""
+        if operands and all(v.x in self.names for v in operands):
+            with np.errstate(all="ignore"):
+                return self.known(eval(expression, {"np": np, "rt": numpy_runtime}, self.names), t)  # noqa: S307 - our own text
         self.count += 1
         name = f"t{self.count}"
         self.lines.append(f"{name}={expression}")
@@ -54,13 +66,8 @@ class NumpyBuilder(Builder):
     def const(self, t: str, value: int | float) -> Val:
         if t[0] in "ui":
             value = int(value) & ((1 << 8 * size_of(t)) - 1)
-            array = np.full(32, value, f"uint{8 * size_of(t)}").view(DTYPE[t])
-        else:
-            array = np.full(32, value, DTYPE[t])
-        array.setflags(write=False)
-        name = f"K{t}_{array[:1].tobytes().hex()}"
-        self.names[name] = array
-        return Val(name, t, flushed=t[0] == "f")
+            return self.known(np.full(32, value, f"uint{8 * size_of(t)}").view(DTYPE[t]), t)
+        return self.known(np.full(32, value, DTYPE[t]), t)
 
     def read_reg(self, reg: Reg, t: str) -> Val:
         key = (reg.cls, reg.slot)
@@ -111,10 +118,10 @@ class NumpyBuilder(Builder):
         return self.read_reg(self.resolve(name), t)
 
     def lanes(self) -> Val:
-        return Val("LANES", "u4")
+        return self.known(numpy_runtime.LANES, "u4")
 
     def active(self) -> Val:
-        return Val(self.guard or "FULL", "b")
+        return Val(self.guard, "b") if self.guard else self.const("b", 1)
 
     # ---- arithmetic
     def binary(self, op: str, a: Val, b: Val) -> Val:
@@ -127,29 +134,31 @@ class NumpyBuilder(Builder):
             text = f"{a.x}/{b.x}"
         else:
             text = f"rt.{'divide' if op == 'div' else 'remainder'}({a.x},{b.x})"
-        return self.emit(text, a.t)
+        return self.emit(text, a.t, a, b)
 
     def compare(self, op: str, a: Val, b: Val) -> Val:
-        return self.emit(f"{a.x}{_COMPARE[op]}{b.x}", "b")
+        return self.emit(f"{a.x}{_COMPARE[op]}{b.x}", "b", a, b)
 
     def unary(self, op: str, a: Val) -> Val:
         if op in ("not", "neg"):
-            return self.emit(f"{'~' if op == 'not' else '-'}{a.x}", a.t)
+            return self.emit(f"{'~' if op == 'not' else '-'}{a.x}", a.t, a)
         if op in ("log2", "sin", "cos", "tanh"):
             return self.emit(f"rt.wide(np.{op},{a.x})", a.t)
         t = "b" if op == "isnan" else "u4" if op in ("popc", "clz") else a.t
-        return self.emit(f"{_UNARY[op]}({a.x})", t)
+        return self.emit(f"{_UNARY[op]}({a.x})", t, a)
 
     def select(self, c: Val, a: Val, b: Val) -> Val:
-        out = self.emit(f"np.where({c.x},{a.x},{b.x})", a.t)
+        if c.x in self.names and (self.names[c.x] == self.names[c.x][0]).all():
+            return a if self.names[c.x][0] else b
+        out = self.emit(f"np.where({c.x},{a.x},{b.x})", a.t, c, a, b)
         out.flushed = a.flushed and b.flushed
         return out
 
     def cast(self, a: Val, t: str) -> Val:
-        return a if a.t == t else self.emit(f"{a.x}.astype('{DTYPE[t]}')", t)
+        return a if a.t == t else self.emit(f"{a.x}.astype('{DTYPE[t]}')", t, a)
 
     def bits(self, a: Val, t: str) -> Val:
-        return a if a.t == t else self.emit(f"{a.x}.view('{DTYPE[t]}')", t, alias=a.alias)
+        return a if a.t == t else self.emit(f"{a.x}.view('{DTYPE[t]}')", t, a, alias=a.alias)
 
     def fma(self, a: Val, b: Val, c: Val) -> Val:
         return self.emit(f"rt.fma{8 * size_of(a.t)}({a.x},{b.x},{c.x})", a.t)
@@ -159,18 +168,21 @@ class NumpyBuilder(Builder):
 
     # ---- lanes and pieces
     def permute(self, a: Val, index: Val) -> Val:
-        return self.emit(f"{a.x}[{index.x}]", a.t)
+        return self.emit(f"{a.x}[{index.x}]", a.t, a, index)
 
     def ballot(self, p: Val) -> Val:
-        return self.emit(f"rt.ballot({p.x})", "u4")
+        return self.emit(f"rt.ballot({p.x})", "u4", p)
 
     def split(self, a: Val) -> tuple[Val, Val]:
         half = f"u{size_of(a.t) // 2}"
+        if a.x in self.names:
+            raw = self.names[a.x].view(DTYPE[half])
+            return self.known(raw[0::2], half), self.known(raw[1::2], half)
         both = self.emit(f"{a.x}.view('{DTYPE[half]}')", half)
         return self.emit(f"{both.x}[0::2].copy()", half), self.emit(f"{both.x}[1::2].copy()", half)
 
     def join(self, low: Val, high: Val) -> Val:
-        return self.emit(f"rt.join{8 * size_of(low.t)}({low.x},{high.x})", f"u{2 * size_of(low.t)}")
+        return self.emit(f"rt.join{8 * size_of(low.t)}({low.x},{high.x})", f"u{2 * size_of(low.t)}", low, high)
 
     # ---- memory
     def load(self, space: str, address: Val, offset: int, t: str, count: int) -> list[Val]:
@@ -234,19 +246,20 @@ def compile_segment(
             name = f"h{i}"
             b.names[name] = handler(ins)
             b.machine(ins, name)
-    return _finish(b, segment)
+    return _finish(b, segment, program.code[segment.last])
 
 
-def _finish(b: NumpyBuilder, segment: Segment) -> Callable[[Any, Any], None]:
+def _finish(b: NumpyBuilder, segment: Segment, last: Instruction) -> Callable[[Any, Any], None]:
     b.guard = b.predicate = None
     live = {(r.cls, r.slot) for r in segment.live_out}
-    live |= {(r.cls, r.slot) for r in segment.touched} if segment.kind not in ("next", "jump", "branch") else set()
+    if segment.kind != "next":  # what the last instruction reads; the machine executes it from the register file
+        live |= {(r.cls, r.slot) for r in sources(last) + results(last)}
     b.flush(live)
     body = b.lines or ["pass"]
     text = "\n ".join(body)
     used = [v for v in ("P", "Hu", "Hi", "Hf", "Ru", "Ri", "Rf", "Du", "Di", "Df") if f"{v}[" in text]
     head = "def segment(w,m):\n " + "".join(f"{v}=w.{v}\n " for v in used)
-    space: dict[str, Any] = {"np": np, "rt": numpy_runtime, "LANES": numpy_runtime.LANES, "FULL": np.ones(32, np.bool_), "copyto": np.copyto}
+    space: dict[str, Any] = {"np": np, "rt": numpy_runtime, "copyto": np.copyto}
     space |= {name: np.dtype(name) for name in DTYPE.values()}
     space |= b.names
     exec(compile(head + text + "\n", f"<segment {segment.index}>", "exec"), space)  # noqa: S102 - generated from checked PTX

@@ -267,9 +267,12 @@ class Control:
     def check_in_flight(self, warp: Warp, segment: Segment) -> None:
         """Report a register that an asynchronous instruction still uses."""
         for reg in segment.touched:
-            op = warp.in_flight.get((reg.cls, reg.slot))
-            if op is not None and not op.allows(self.program.code, segment, reg):
-                index = op.culprit(self.program.code, segment, reg)
-                line = self.program.code[op.index].line
-                self.machine.report(Fault("register-in-flight", f"{reg.name} is used while `{op.what}` of PTX line {line} may still be in flight"), warp, index)
+            item = warp.in_flight.get((reg.cls, reg.slot))
+            if item is None:
+                continue
+            index = item.conflict(self.program.code[segment.start : segment.end], reg)
+            if index is not None:
+                line, text = item.ins.line, item.ins.opcode
+                message = f"{reg.name} is used while `{text}` of PTX line {line} may still be in flight"
+                self.machine.report(Fault("register-in-flight", message), warp, index)
                 del warp.in_flight[reg.cls, reg.slot]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.addresses import RESERVED_SHARED
@@ -43,6 +43,8 @@ class CTA:
         self.mbarriers: dict[int, MBarrier] = {}
         self.named: dict[int, NamedBarrier] = {}
         self.tmem_waiters: list[Warp] = []
+        self.warpgroups: dict[int, Any] = {}  # wgmma in progress, by warpgroup
+        self.tiles: dict[Any, Any] = {}  # matrix operands read from shared memory, converted
         warps = -(-launch.threads // 32)
         self.warps = [Warp(self, i, launch.slots, launch.first_segment) for i in range(warps)]
         for warp in self.warps:

@@ -52,9 +52,11 @@ class Machine:
         self.resident_limit = max(1, resident_ctas)
         self.waiting_clusters = deque(enumerate(launch.clusters))
         self.resident: list[Cluster] = []
+        self.cancelled = 0  # clusters that cluster launch control has taken over
         self.ready: deque[Warp] = deque()
         self.idle: list[Warp] = []  # spinning: ran, yielded, and nothing has changed since
         self.sites: dict[int, Site] = {}
+        self.tensormaps: dict[bytes, Any] = {}  # decoded descriptors by content
         self.control = Control(self)
         self.tick = tick
         self.tick_at = 0.0

@@ -64,6 +64,11 @@ class Warp:
         self.agent = WarpAgent(cta.linear, cta.rank, index)
         self.groups: dict[str, Any] = {}  # open and committed groups of asynchronous operations, by kind
         self.in_flight: dict[tuple[str, int], Any] = {}  # registers that an asynchronous operation reads or writes
+        self.tmem_loads: list[Any] = []  # tcgen05.ld since the last wait::ld
+        self.tmem_stores: list[Any] = []
+        self.wgmma_open: list[Any] = []  # issued, not committed
+        self.wgmma_ready: list[Any] = []  # committed, waiting for the other warps of the warpgroup
+        self.wgmma_fenced = False
         self.max_registers = cta.launch.registers
         self.time_out = False  # the blocked try_wait returns false now
         self.timed_out_at = -1

@@ -21,6 +21,7 @@ class SharedMemory:
         self.views: dict[Any, NDArray[Any]] = {np.dtype(t): self.data.view(t) for t in (np.uint8, np.uint16, np.uint32, np.uint64)}
         self.views |= {np.dtype(t): self.data.view(t) for t in (np.int8, np.int16, np.int32, np.int64, np.float32, np.float64, np.float16)}
         self.track = True  # follow initialised-ness
+        self.version = 0  # changes with every write, for copies that are kept
 
     def check(self, offsets: NDArray[np.int64], size: int, align: int) -> None:
         """Raise Fault unless every [offset, offset + size) lies inside and is aligned."""
@@ -59,4 +60,5 @@ class SharedMemory:
         view = self.views[values.dtype]
         for j in range(values.shape[0]):
             view[index + j] = values[j]
+        self.version += 1
         self.mark(offsets, values.itemsize * values.shape[0])

@@ -50,9 +50,12 @@ def machine(*prefixes: str, section: str) -> Callable[[Factory], Factory]:
     return register
 
 
+_CLOCKS = ("%clock", "%globaltimer")
+
+
 @lru_cache(maxsize=None)
 def _lookup(opcode: str) -> Entry | None:
-    parts = opcode.split(".")
+    parts = [part.split("::")[0] for part in opcode.split(".")]
     for end in range(len(parts), 0, -1):
         found = TABLE.get(".".join(parts[:end]))
         if found is not None:
@@ -62,7 +65,10 @@ def _lookup(opcode: str) -> Entry | None:
 
 def lookup(ins: Instruction) -> Entry:
     """The table's entry. Raises UnsupportedInstruction naming the line."""
-    found = _lookup(ins.opcode)
+    opcode = ins.opcode
+    if ins.name == "mov" and len(ins.operands) == 2 and getattr(ins.operands[1], "name", "").startswith(_CLOCKS):
+        opcode = "mov.clock"
+    found = _lookup(opcode)
     if found is None:
         raise UnsupportedInstruction(f"{ins.opcode} is not known", ins.line, ins.text)
     return found
