@@ -1,0 +1,86 @@
+"""The public call of the emulator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tandem_attn.emulator import ops  # noqa: F401 - fills the table of instructions
+from tandem_attn.emulator.codegen.segments import NumpySegments
+from tandem_attn.emulator.errors import LaunchError
+from tandem_attn.emulator.events import Observer
+from tandem_attn.emulator.judge.checks import chosen
+from tandem_attn.emulator.launch.prepare import prepare
+from tandem_attn.emulator.machine.async_ops import SCHEDULES
+from tandem_attn.emulator.machine.machine import Machine
+from tandem_attn.emulator.progress import Bar
+from tandem_attn.emulator.report import Result
+
+
+def run(
+    kernel: Any,
+    args: Sequence[Any] | Mapping[str, Any],
+    grid: Sequence[int] | int,
+    *,
+    checks: str | Iterable[str] = "default",
+    schedule: str = "at-issue",
+    seed: int = 0,
+    backend: str = "auto",
+    block: Sequence[int] | int | None = None,
+    cluster: Sequence[int] | int | None = None,
+    shared: int | None = None,
+    entry: str | None = None,
+    resident_ctas: int | None = None,
+    observers: Sequence[Observer] = (),
+    trace: bool = False,
+    progress: bool = False,
+) -> Result:
+    """Execute a kernel on the CPU and judge it.
+
+    kernel: a compiled Triton or Gluon kernel (what `triton.compile` returns), or PTX text.
+    args: one value per kernel argument, constexprs left out; a mapping goes by argument name (Triton kernels only). Tensors are torch
+        CPU tensors or numpy arrays and are changed in place; a tensor descriptor is any object with `base`, `shape`, `strides` and
+        `block_shape` (Triton's and Gluon's own, or `launch.TensorDescriptor`); scalars are int, float or bool.
+    grid: CTAs in x, y, z as one gives it to a Triton launch (programs; a program of num_ctas CTAs counts once).
+    checks: "default" (all state checks), "all" (with the race tracker), "none", or names out of `judge.checks.CHECKS`.
+    schedule: "at-issue" (asynchronous operations take effect at once), "latest" (when nothing else can run) or "random" (warp order and
+        delays drawn from `seed`).
+    backend: "numpy", "llvm" or "auto" (llvm where llvmlite is installed).
+    block, cluster, shared: threads per CTA, CTAs per cluster, dynamic shared memory in bytes; needed for bare PTX, known from a Triton
+        kernel. `.reqntid` and `.reqnctapercluster` give the defaults.
+    resident_ctas: how many CTAs fit on the chip at once (default: SMs of the kernel's architecture times what fits on one).
+    observers: receive every event (`events.py`).
+    progress: show instructions per second and the time left on the terminal when a run takes longer than 2 s.
+
+    Raises ParseError, UnsupportedInstruction or LaunchError for what cannot be run. What runs and is wrong is in `Result.reports`.
+    """
+    if schedule not in SCHEDULES:
+        raise LaunchError(f"schedule {schedule!r} is not one of {', '.join(SCHEDULES)}")
+    began = time.perf_counter()
+    wanted = chosen(checks)
+    launch, resident = prepare(kernel, args, grid, block=block, cluster=cluster, shared=shared, entry=entry)
+    parse_s = time.perf_counter() - began
+    segments = make_segments(backend, launch, bool(observers))
+    bar = Bar(len(launch.clusters)) if progress else None
+    machine = Machine(
+        launch, segments, schedule=schedule, seed=seed, resident_ctas=resident_ctas or resident, observers=observers,
+        check_uninitialised="uninitialised" in wanted, tick=bar.tick if bar else None,
+    )  # fmt: skip
+    machine.run()
+    if bar is not None:
+        bar.close()
+    statistics = machine.statistics
+    statistics.parse_s, statistics.codegen_s, statistics.backend = parse_s, segments.codegen_s, segments.name
+    statistics.run_s -= segments.codegen_s
+    del trace
+    reports = [r for r in machine.reports if r.kind in wanted]
+    return Result(reports, statistics, machine.finished)
+
+
+def make_segments(backend: str, launch: Any, observed: bool) -> NumpySegments:
+    """The executable form for a backend name."""
+    del observed
+    if backend not in ("auto", "numpy"):
+        raise LaunchError(f"backend {backend!r} is not available")
+    return NumpySegments(launch.program, launch.links)

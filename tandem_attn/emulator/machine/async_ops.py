@@ -1,0 +1,110 @@
+"""Asynchronous operations: issued by an instruction, carried out when the schedule says so."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tandem_attn.emulator.events import AsyncAgent, Complete, Issue
+
+if TYPE_CHECKING:
+    from tandem_attn.emulator.machine.machine import Machine
+    from tandem_attn.emulator.machine.warp import Warp
+
+SCHEDULES = ("at-issue", "latest", "random")
+
+
+@dataclass(slots=True, eq=False)
+class AsyncOp:
+    """One operation. `stages` are carried out one after the other: a store first reads its source, later writes.
+
+    `order`: operations with the same key take effect in issue order. `via`: how completion becomes visible (`events.Complete`).
+    """
+
+    kind: str
+    warp: Warp
+    lanes: int
+    index: int  # of the instruction
+    stages: list[Callable[[], None]]
+    order: Any = None
+    via: str = "mbarrier"
+    serial: int = 0
+    agent: AsyncAgent | None = None
+    stage: int = 0
+    waiters: list[Any] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        return self.stage >= len(self.stages)
+
+    @property
+    def read_done(self) -> bool:
+        """Whether the sources may be overwritten."""
+        return self.stage >= max(1, len(self.stages) - 1)
+
+
+class AsyncEngine:
+    """Holds the operations in flight and completes them by the schedule."""
+
+    def __init__(self, machine: Machine, schedule: str, rng: random.Random) -> None:
+        self.machine, self.schedule, self.rng = machine, schedule, rng
+        self.queues: dict[Any, deque[AsyncOp]] = {}
+        self.serial = 0
+
+    def submit(self, op: AsyncOp) -> AsyncOp:
+        """Start an operation."""
+        self.serial += 1
+        op.serial = self.serial
+        machine = self.machine
+        if machine.observed:
+            op.agent = AsyncAgent(op.serial, op.kind, op.warp.agent, op.lanes, machine.site(op.index))
+            machine.emit(Issue(op.agent, op.agent.site, str(op.order or "")))
+        key = op.order if op.order is not None else ("free", op.serial)
+        if self.schedule == "at-issue" and key not in self.queues:
+            while not op.done:
+                self._advance(op)
+            return op
+        self.queues.setdefault(key, deque()).append(op)
+        return op
+
+    def _advance(self, op: AsyncOp) -> None:
+        machine = self.machine
+        previous, machine.acting = machine.acting, op
+        try:
+            op.stages[op.stage]()
+        finally:
+            machine.acting = previous
+        op.stage += 1
+        machine.progress += 1
+        if machine.observed and op.agent is not None:
+            machine.emit(Complete(op.agent, op.via, "done" if op.done else "read"))
+        for warp in op.waiters:
+            machine.wake(warp)
+        op.waiters.clear()
+
+    def complete_one(self) -> bool:
+        """Carry out one stage of one operation; False when none is in flight. Latest: the youngest queue head, so that others wait longest."""
+        if not self.queues:
+            return False
+        if self.schedule == "random":
+            key = self.rng.choice(list(self.queues))
+        else:
+            key = max(self.queues, key=lambda k: self.queues[k][0].serial)
+        op = self.queues[key][0]
+        self._advance(op)
+        if op.done:
+            self.queues[key].popleft()
+            if not self.queues[key]:
+                del self.queues[key]
+        return True
+
+    def maybe_complete(self) -> None:
+        """In the random schedule: now and then something completes."""
+        while self.queues and self.rng.random() < 0.25:
+            self.complete_one()
+
+    def pending(self) -> list[AsyncOp]:
+        return [op for queue in self.queues.values() for op in queue]

@@ -1,0 +1,278 @@
+"""How a warp moves: segments, branches and reconvergence, calls, exits, blocking instructions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tandem_attn.emulator.errors import ExecutionError
+from tandem_attn.emulator.machine.warp import Blocked, Frame, Warp
+from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.ptx.link import names
+from tandem_attn.emulator.ptx.nodes import Group, Instruction, Reg, Symbol
+from tandem_attn.emulator.ptx.program import EXIT, Segment
+
+if TYPE_CHECKING:
+    from tandem_attn.emulator.machine.machine import Machine
+
+LONG_RUN = 256  # backward jumps after which a warp lets others run
+
+
+class Control:
+    """Executes warps of one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.program = machine.program
+        self.links = machine.launch.links
+        self.orders: dict[int, tuple[str, str]] = {}
+
+    def ordering(self, index: int) -> tuple[str, str]:
+        """Memory semantics and scope of an instruction, from its modifiers."""
+        found = self.orders.get(index)
+        if found is None:
+            mods = self.program.code[index].mods
+            kinds = ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
+            semantics = next((m for m in mods if m in kinds), "weak")
+            if mods[0] in ("atom", "red") and semantics == "weak":
+                semantics = "relaxed"
+            scope = next((m for m in mods if m in ("cta", "cluster", "gpu", "sys")), "gpu" if semantics not in ("weak",) else "")
+            found = self.orders[index] = (semantics, scope)
+        return found
+
+    def run(self, warp: Warp) -> None:
+        """Until the warp blocks, yields or ends."""
+        segments = self.program.segments
+        functions = self.machine.segments
+        stack = warp.stack
+        jumps = 0
+        random_order = self.machine.schedule == "random"
+        while True:
+            frame = stack[-1]
+            at = frame.segment
+            if at == frame.stop or at == EXIT:
+                if self.pop(warp, frame):
+                    return
+                continue
+            segment = segments[at]
+            if warp.in_flight:
+                self.check_in_flight(warp, segment)
+            functions.run(segment, warp, frame.mask)
+            warp.instructions += segment.end - segment.start
+            kind = segment.kind
+            if kind in ("next", "jump"):
+                frame.segment = segment.targets[0]
+            elif kind == "branch":
+                self.branch(warp, frame, segment)
+            elif kind == "block":
+                if self.block(warp, frame, segment):
+                    return
+            else:
+                getattr(self, kind)(warp, frame, segment)
+            if warp.yielding:
+                warp.yielding = False
+                self.rotate(warp)
+                self.machine.yielded(warp)
+                return
+            if stack and stack[-1].segment <= at:
+                jumps += 1
+                if jumps >= LONG_RUN:
+                    self.rotate(warp)
+                    self.machine.yielded(warp)
+                    return
+            if random_order and self.machine.rng.random() < 0.1:
+                self.machine.ready.append(warp)
+                return
+
+    # ---- the stack
+    def pop(self, warp: Warp, frame: Frame) -> bool:
+        """A path has reached its stop; True when the warp has ended."""
+        warp.stack.pop()
+        if not warp.stack:
+            self.machine.exited(warp)
+            return True
+        return False
+
+    def rotate(self, warp: Warp) -> None:
+        """Of two divergent paths that both wait to reconverge, run the other one next, so that a spinning path cannot starve it."""
+        stack = warp.stack
+        if len(stack) > 2 and stack[-2].stop == stack[-1].stop and not stack[-1].call and not stack[-2].call and stack[-2].segment != stack[-2].stop:
+            stack[-1], stack[-2] = stack[-2], stack[-1]
+
+    def lanes_of(self, frame: Frame, warp: Warp) -> np.ndarray[Any, Any]:
+        return frame.mask if frame.mask is not None else np.ones(32, np.bool_)
+
+    def taken(self, warp: Warp, frame: Frame, ins: Instruction) -> np.ndarray[Any, Any]:
+        """The active lanes whose guard holds."""
+        if ins.predicate is None:
+            return self.lanes_of(frame, warp)
+        guard = warp.P[ins.predicate.slot]
+        guard = ~guard if ins.negated else guard.copy()
+        return guard if frame.mask is None else guard & frame.mask
+
+    def branch(self, warp: Warp, frame: Frame, segment: Segment) -> None:
+        ins = self.program.code[segment.last]
+        taken = self.taken(warp, frame, ins)
+        count = int(np.count_nonzero(taken))
+        there, behind = segment.targets
+        if count == 0:
+            frame.segment = behind
+            return
+        if count == (32 if frame.mask is None else int(np.count_nonzero(frame.mask))):
+            frame.segment = there
+            return
+        rest = ~taken if frame.mask is None else frame.mask & ~taken
+        stop = segment.reconverge
+        frame.segment = stop
+        if behind != stop:
+            warp.stack.append(Frame(behind, stop, rest))
+        if there != stop:
+            warp.stack.append(Frame(there, stop, taken))
+
+    def table(self, warp: Warp, frame: Frame, segment: Segment) -> None:
+        """brx.idx: one target per index."""
+        ins = self.program.code[segment.last]
+        reg = ins.operands[0]
+        assert isinstance(reg, Reg)
+        index = warp.Ru[reg.slot] if frame.mask is None else warp.Ru[reg.slot][frame.mask]
+        if int(index.max()) >= len(segment.targets):
+            warp.current = segment.last
+            raise Fault("undefined", f"brx.idx with index {int(index.max())} of {len(segment.targets)} targets")
+        distinct = np.unique(index)
+        if len(distinct) == 1:
+            frame.segment = segment.targets[int(distinct[0])]
+            return
+        frame.segment = segment.reconverge
+        lanes = self.lanes_of(frame, warp)
+        for value in distinct:
+            warp.stack.append(Frame(segment.targets[int(value)], segment.reconverge, lanes & (warp.Ru[reg.slot] == value)))
+
+    # ---- calls and ends
+    def call(self, warp: Warp, frame: Frame, segment: Segment) -> None:
+        ins = self.program.code[segment.last]
+        if ins.predicate is not None:
+            raise ExecutionError("a predicated call is not supported")
+        groups = [o for o in ins.operands if isinstance(o, Group)]
+        callee = next(o for o in ins.operands if isinstance(o, Symbol))
+        results = groups[0] if groups and isinstance(ins.operands[0], Group) else Group(())
+        given = groups[1] if len(groups) > 1 else groups[0] if groups and not isinstance(ins.operands[0], Group) else Group(())
+        caller = segment.function.name
+        warp.current = segment.last
+        if callee.name not in self.program.entries:
+            self.external(warp, frame, callee.name, [self.links.local_offsets[caller, n] for n in names(given)])
+            frame.segment = segment.targets[0]
+            return
+        function = self.program.module.functions[callee.name]
+        if any(f.call and f.stop == -2 - self.program.entries[callee.name] for f in warp.stack):
+            raise ExecutionError(f"recursion into {callee.name} is not supported")
+        for argument, parameter in zip(names(given), function.params, strict=True):
+            self.copy_local(warp, frame, (caller, argument), (callee.name, parameter.name), parameter.size)
+        frame.segment = segment.targets[0]
+        bottom = Frame(self.program.entries[callee.name], -2 - self.program.entries[callee.name], frame.mask, call=True)
+        bottom.returns = [((callee.name, r.name), (caller, n), r.size) for r, n in zip(function.results, names(results), strict=True)]
+        warp.stack.append(bottom)
+
+    def copy_local(self, warp: Warp, frame: Frame, source: tuple[str, str], target: tuple[str, str], size: int) -> None:
+        a, b = self.links.local_offsets[source], self.links.local_offsets[target]
+        lanes = np.arange(32) if frame.mask is None else np.flatnonzero(frame.mask)
+        warp.local[lanes, b : b + size] = warp.local[lanes, a : a + size]
+
+    def external(self, warp: Warp, frame: Frame, name: str, offsets: list[int]) -> None:
+        """Functions of the runtime: __assertfail (CUDA programming guide, "Assertion") and vprintf."""
+        lane = 0 if frame.mask is None else int(frame.mask.argmax())
+        if name == "__assertfail":
+            message, file, line, function = (warp.local[lane, o : o + 8].copy() for o in offsets[:4])
+            texts = [self.text_at(int(v.view(np.uint64)[0])) for v in (message, file, function)]
+            raise Fault("assert", f"lane {lane}: {texts[0]} [{texts[1]}:{int(line.view(np.uint32)[0])}, {texts[2]}]")
+        if name != "vprintf":
+            raise ExecutionError(f"the function {name} has no body in this PTX")
+
+    def text_at(self, address: int) -> str:
+        if not address:
+            return ""
+        found = self.machine.memory.find(address, 1)
+        data = found.data[address - found.base :].tobytes()
+        return data.split(b"\0", 1)[0].decode(errors="replace")
+
+    def leave(self, warp: Warp, frame: Frame, segment: Segment, bottom: int) -> None:
+        """Take lanes out of every frame from `bottom` up: they have returned or exited."""
+        ins = self.program.code[segment.last]
+        gone = self.taken(warp, frame, ins)
+        if not gone.any():
+            frame.segment = segment.targets[0]
+            return
+        kept = []
+        for entry in warp.stack[bottom:]:
+            left = self.lanes_of(entry, warp) & ~gone
+            if left.any():
+                entry.mask = left
+                if entry is frame:
+                    entry.segment = segment.targets[0]
+                kept.append(entry)
+        warp.stack[bottom:] = kept
+
+    def exit(self, warp: Warp, frame: Frame, segment: Segment) -> None:
+        gone = self.taken(warp, frame, self.program.code[segment.last])
+        alive = np.ones(32, np.bool_) if warp.alive is None else warp.alive
+        warp.alive = alive & ~gone
+        self.leave(warp, frame, segment, 0)
+        if not warp.stack:
+            warp.alive = gone  # the last lanes: what the barriers must count out
+            warp.stack.append(Frame(EXIT, EXIT, None))
+
+    def ret(self, warp: Warp, frame: Frame, segment: Segment) -> None:
+        bottom = next((i for i in range(len(warp.stack) - 1, -1, -1) if warp.stack[i].call), None)
+        if bottom is None:
+            self.exit(warp, frame, segment)
+            return
+        ins = self.program.code[segment.last]
+        gone = self.taken(warp, frame, ins)
+        returning = Frame(0, 0, gone)
+        for source, target, size in warp.stack[bottom].returns:
+            self.copy_local(warp, returning, source, target, size)
+        self.leave(warp, frame, segment, bottom)
+
+    def trap(self, warp: Warp, frame: Frame, segment: Segment) -> None:
+        if not self.taken(warp, frame, self.program.code[segment.last]).any():
+            frame.segment = segment.targets[0]
+            return
+        warp.current = segment.last
+        raise Fault("trap", "the kernel executes a trap (compilers leave one where a kernel exceeds a capacity)")
+
+    # ---- blocking instructions
+    def block(self, warp: Warp, frame: Frame, segment: Segment) -> bool:
+        """Execute the instruction; True when the warp must wait (it is then entered in what it waits for)."""
+        ins = self.program.code[segment.last]
+        mask = frame.mask
+        if ins.predicate is not None:
+            mask = self.taken(warp, frame, ins)
+            if not mask.any():
+                frame.segment = segment.targets[0]
+                return False
+            if mask.all():
+                mask = None
+        warp.current = segment.last
+        why = self.machine.segments.handler(segment.last)(warp, mask)
+        if why is None:
+            frame.segment = segment.targets[0]
+            return False
+        assert isinstance(why, Blocked)
+        if not why.retry:
+            frame.segment = segment.targets[0]
+        self.rotate(warp)
+        self.machine.blocked(warp, why)
+        return True
+
+    def check_in_flight(self, warp: Warp, segment: Segment) -> None:
+        """Report a register that an asynchronous instruction still uses."""
+        for reg in segment.touched:
+            item = warp.in_flight.get((reg.cls, reg.slot))
+            if item is None:
+                continue
+            index = item.conflict(self.program.code[segment.start : segment.end], reg)
+            if index is not None:
+                line, text = item.ins.line, item.ins.opcode
+                message = f"{reg.name} is used while `{text}` of PTX line {line} may still be in flight"
+                self.machine.report(Fault("register-in-flight", message), warp, index)
+                del warp.in_flight[reg.cls, reg.slot]

@@ -1,0 +1,108 @@
+"""How handlers of machine instructions read and write operands: closures made once per instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem_attn.emulator.errors import UnsupportedInstruction
+from tandem_attn.emulator.machine.warp import Warp
+from tandem_attn.emulator.memory.addresses import SHARED_WINDOW, WINDOW_MASK
+from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.ptx.nodes import Discard, Imm, Instruction, Memory, Negated, Operand, Reg, Vector
+
+Array = NDArray[Any]
+Read = Callable[[Warp], Array]
+
+
+def reader(operand: Operand, dtype: Any) -> Read:
+    """The 32 lanes of an operand as a type: registers are reinterpreted, or converted by value where the widths differ."""
+    dtype = np.dtype(dtype)
+    if isinstance(operand, Imm):
+        raw = operand.value & ((1 << 8 * dtype.itemsize) - 1) if dtype.kind != "b" else operand.value != 0
+        constant = np.full(32, raw, f"u{dtype.itemsize}" if dtype.kind != "b" else bool)
+        constant = constant.view(dtype)
+        return lambda w: constant
+    if isinstance(operand, Negated):
+        inner = reader(operand.operand, dtype)
+        return lambda w: ~inner(w)
+    if not isinstance(operand, Reg):
+        raise TypeError(f"{operand} cannot be read as lanes")
+    cls, slot = operand.cls, operand.slot
+    if cls == "p":
+        return lambda w: w.P[slot]
+    width = {"h": 2, "r": 4, "d": 8}[cls]
+    name = {"h": "Hu", "r": "Ru", "d": "Du"}[cls]
+    if width == dtype.itemsize:
+        return lambda w: getattr(w, name)[slot].view(dtype)
+    return lambda w: getattr(w, name)[slot].astype(f"u{dtype.itemsize}").view(dtype)
+
+
+def items(operand: Operand) -> tuple[Operand, ...]:
+    return operand.items if isinstance(operand, Vector) else (operand,)
+
+
+def uniform(operand: Operand, dtype: Any = np.int64) -> Callable[[Warp, Array | None], int]:
+    """The value of the first active lane, for operands that are the same in all."""
+    if isinstance(operand, Imm):
+        value = operand.value
+        return lambda w, m: value
+    lanes = reader(operand, dtype)
+    return lambda w, m: int(lanes(w)[0 if m is None else int(m.argmax())])
+
+
+def shared_address(ins: Instruction, operand: Operand) -> Callable[[Warp], Array]:
+    """Shared addresses (rank and offset) of a memory operand as int64; generic ones must point into shared memory."""
+    if not isinstance(operand, Memory):
+        raise UnsupportedInstruction("a shared memory operand is expected", ins.line, ins.text)
+    offset = operand.offset
+    wide = isinstance(operand.base, Reg) and operand.base.cls == "d"
+    read = reader(operand.base, np.uint64 if wide else np.uint32)
+    strict = not any(m.startswith("shared") for m in ins.mods)
+
+    def addresses(w: Warp) -> Array:
+        raw = read(w)
+        if wide:
+            if strict and (raw < np.uint64(SHARED_WINDOW)).all():
+                raise Fault("out-of-bounds", f"generic address {int(raw[0]):#x} is not in shared memory")
+            raw = raw & np.uint64(WINDOW_MASK) & np.uint64(0xFFFFFFFF)
+        return raw.astype(np.int64) + offset
+
+    return addresses
+
+
+def global_address(operand: Operand) -> Callable[[Warp], Array]:
+    """Global addresses of a memory operand as int64."""
+    assert isinstance(operand, Memory)
+    offset = operand.offset
+    read = reader(operand.base, np.uint64)
+    return lambda w: read(w).astype(np.int64) + offset
+
+
+def lanes_of(mask: Array | None) -> Array:
+    """Indices of the active lanes."""
+    return np.arange(32) if mask is None else np.flatnonzero(mask)
+
+
+def writer(operand: Operand) -> Callable[[Warp, Array, Array | None], None]:
+    """Write 32 lanes (any unsigned type not wider than the register)."""
+    if isinstance(operand, Discard):
+        return lambda w, value, m: None
+    if not isinstance(operand, Reg):
+        raise TypeError(f"{operand} cannot be written")
+    reg = operand
+    dtype = {"p": np.bool_, "h": np.uint16, "r": np.uint32, "d": np.uint64, "q": np.uint64}[reg.cls]
+    return lambda w, value, m: w.put(reg, value if value.dtype == dtype else value.astype(dtype), m)
+
+
+def one_copy(lanes: Array, *operands: Array) -> tuple[Array, bool]:
+    """The lanes that must act: one where all have the same operands (un-elected code issues identical copies), else all.
+
+    The second item says that copies were dropped.
+    """
+    if len(lanes) > 1 and all((o[lanes] == o[lanes[0]]).all() for o in operands):
+        return lanes[:1], True
+    return lanes, False

@@ -1,0 +1,385 @@
+"""TMEM management and data movement. PTX manual, "Tensor Core 5th Generation Instructions": alloc, ld, st, cp, shift, commit, wait, fence."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tandem_attn.emulator.errors import UnsupportedInstruction
+from tandem_attn.emulator.events import AccessKind, Fence, GroupWait, Proxy, Space, TmemAllocation
+from tandem_attn.emulator.machine.async_ops import AsyncOp
+from tandem_attn.emulator.machine.cta import CTA
+from tandem_attn.emulator.machine.warp import Blocked, Warp
+from tandem_attn.emulator.memory.addresses import OFFSET_MASK, RANK_SHIFT
+from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.memory.operands import chunk_indices, gather, tcgen05_descriptor
+from tandem_attn.emulator.memory.tmem import COLUMNS
+from tandem_attn.emulator.ops import mbarrier
+from tandem_attn.emulator.ops.access import Array, items, lanes_of, reader, shared_address, uniform
+from tandem_attn.emulator.ops.in_flight import InFlight, release
+from tandem_attn.emulator.ops.registry import Handler, machine
+from tandem_attn.emulator.ops.tcgen05_mma import order_key, pair, unpack
+from tandem_attn.emulator.ops.wgmma import check_read
+from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Memory, Reg
+
+SECTION = "Tensor Core 5th Generation Instructions: "
+
+
+@machine("tcgen05.alloc", section=SECTION + "tcgen05.alloc")
+def alloc(ins: Instruction) -> Handler:
+    """Blocks while no run of columns is free; writes the address to shared memory."""
+    to, columns = shared_address(ins, ins.operands[0]), uniform(ins.operands[1], np.uint32)
+
+    def run(w: Warp, m: Array | None) -> Blocked | None:
+        count = columns(w, m)
+        if not 32 <= count <= COLUMNS or count & (count - 1):
+            raise Fault("tmem-allocation", f"tcgen05.alloc of {count} columns: a power of two from 32 to {COLUMNS} is required")
+        memory = w.cta.tmem
+        if memory.relinquished:
+            raise Fault("tmem-allocation", "tcgen05.alloc after relinquish_alloc_permit")
+        first = memory.allocate(count)
+        if first is None:
+            held = sum(memory.sizes.values())
+            w.cta.tmem_waiters.append(w)
+            return Blocked(f"waits for {count} free TMEM columns; {held} of {COLUMNS} are allocated in the CTA", None)
+        address = to(w)
+        lane = int(lanes_of(m)[0])
+        target, offset = w.shared_target(address[lane : lane + 1])
+        target.shared.check(offset, 4, 4)
+        engine = w.cta.machine
+        if engine.observed:
+            engine.emit(TmemAllocation(w.agent, engine.site(ins.index), w.cta.linear, first, count))
+            engine.access(w, ins.index, Space.SHARED, target.linear, AccessKind.WRITE, Proxy.GENERIC, offset, 4, [lane])
+        target.shared.store(offset, np.array([[first]], np.uint32))
+        engine.progress += 1
+        return None
+
+    return run
+
+
+@machine("tcgen05.dealloc", section=SECTION + "tcgen05.dealloc")
+def dealloc(ins: Instruction) -> Handler:
+    where, columns = uniform(ins.operands[0], np.uint32), uniform(ins.operands[1], np.uint32)
+
+    def run(w: Warp, m: Array | None) -> None:
+        w.current = ins.index
+        first, count = where(w, m) & 0xFFFF, columns(w, m)
+        w.cta.tmem.free(first, count)
+        engine = w.cta.machine
+        engine.progress += 1
+        if engine.observed:
+            engine.emit(TmemAllocation(w.agent, engine.site(ins.index), w.cta.linear, first, -count))
+        waiting, w.cta.tmem_waiters = w.cta.tmem_waiters, []
+        for other in waiting:
+            engine.wake(other)
+
+    return run
+
+
+@machine("tcgen05.relinquish_alloc_permit", section=SECTION + "tcgen05.relinquish_alloc_permit")
+def relinquish(ins: Instruction) -> Handler:
+    del ins
+
+    def run(w: Warp, m: Array | None) -> None:
+        del m
+        w.cta.tmem.relinquished = True
+
+    return run
+
+
+@machine("tcgen05.fence", section=SECTION + "tcgen05.fence")
+def fence(ins: Instruction) -> Handler:
+    kind = ".".join(ins.mods)
+
+    def run(w: Warp, m: Array | None) -> None:
+        if w.cta.machine.observed:
+            w.cta.machine.emit(Fence(w.agent, w.cta.machine.site(ins.index), kind, w.lane_bits(m)))
+
+    return run
+
+
+# ---- ld and st
+@lru_cache(maxsize=512)
+def cells(shape: str, count: int, split: int, packed: bool) -> tuple[Array, Array]:
+    """Lane and column of each register's 32 (or, packed, of each register's 2 x 32) cells, relative to the address.
+
+    Shapes: PTX manual, "Data Movement Shape: Memory Layout". With .pack::16b a register holds two 16-bit cells of adjacent columns.
+    Returns arrays of shape (registers, 32, 1 or 2).
+    """
+    t, j = np.arange(32)[None, :], np.arange(count)[:, None]
+    if shape == "32x32b":
+        lane, column = t + 0 * j, j + 0 * t
+    elif shape == "16x64b":
+        lane, column = t // 4 + t % 2 * 8 + 0 * j, 2 * j + t // 2 % 2
+    elif shape == "16x128b":
+        lane, column = t // 4 + j % 2 * 8, j // 2 * 4 + t % 4
+    elif shape == "16x256b":
+        lane, column = t // 4 + j // 2 % 2 * 8, j // 4 * 8 + t % 4 * 2 + j % 2
+    else:  # 16x32bx2
+        lane, column = t % 16 + 0 * j, j + t // 16 * split
+    if packed:
+        if shape == "16x32bx2":
+            column = 2 * j + t // 16 * split
+        else:
+            column = 2 * column
+        return np.stack([lane, lane], -1), np.stack([column, column + 1], -1)
+    return lane[..., None], column[..., None]
+
+
+def _shape(ins: Instruction) -> tuple[str, int]:
+    shape = next(m for m in ins.mods if m in ("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2"))
+    repeat = int(next(m for m in ins.mods if m[0] == "x" and m[1:].isdigit())[1:])
+    return shape, repeat * {"16x128b": 2, "16x256b": 4}.get(shape, 1)
+
+
+def _place(w: Warp, address: int, lane: Array, column: Array, ins: Instruction) -> tuple[Array, Array]:
+    """Absolute columns and lanes. Raises Fault outside the warp's quarter of the lanes and outside allocations."""
+    base_lane, base_column = address >> 16, address & 0xFFFF
+    quarter = w.index % 4 * 32
+    if not quarter <= base_lane <= quarter + 31 or base_lane + int(lane.max()) > quarter + 31:
+        raise Fault("out-of-bounds", f"warp {w.index} accesses TMEM lanes {base_lane} .. {base_lane + int(lane.max())}; its are {quarter} .. {quarter + 31}")
+    w.cta.tmem.require_allocated(base_column + int(column.min()), int(column.max()) - int(column.min()) + 1)
+    return column + base_column, lane + base_lane
+
+
+def _observe(w: Warp, index: int, columns: Array, lanes: Array, kind: AccessKind) -> None:
+    engine = w.cta.machine
+    if engine.observed:
+        starts = ((columns * 128 + lanes) * 4).reshape(-1)
+        engine.access(w, index, Space.TMEM, w.cta.linear, kind, Proxy.TENSOR, np.unique(starts), 4)
+
+
+@machine("tcgen05.ld", section=SECTION + "tcgen05.ld, tcgen05.ld.red")
+def ld(ins: Instruction) -> Handler:
+    """TMEM -> registers; the registers are in flight until tcgen05.wait::ld."""
+    shape, count = _shape(ins)
+    red = ins.has("red")
+    source = ins.operands[2 if red else 1]
+    assert isinstance(source, Memory)
+    split = ins.operands[-1].value if isinstance(ins.operands[-1], Imm) else 0
+    targets = [r for r in items(ins.operands[0]) if isinstance(r, Reg)]
+    if len(targets) != count:
+        raise UnsupportedInstruction(f"{len(targets)} registers where {count} are moved", ins.line, ins.text)
+    lane, column = cells(shape, count, split, ins.has("pack::16b"))
+    address, offset = uniform(source.base, np.uint32), source.offset
+    slots = [r.slot for r in targets]
+    reduced = ins.operands[1] if red else None
+    kind = ins.mods[-1]
+
+    def run(w: Warp, m: Array | None) -> None:
+        at = address(w, m) + offset
+        columns, lanes = _place(w, at, lane, column, ins)
+
+        def stage() -> None:
+            memory = w.cta.tmem
+            if memory.track and not memory.written[columns, lanes].all():
+                where = int(columns.reshape(-1)[(~memory.written[columns, lanes]).reshape(-1).argmax()])
+                w.cta.machine.report(Fault("uninitialised", f"TMEM column {where} is read, but was not written in all lanes"), w, ins.index)
+            _observe(w, ins.index, columns, lanes, AccessKind.READ)
+            got = memory.data[columns, lanes]
+            value = got[..., 0] if got.shape[-1] == 1 else (got[..., 0] & np.uint32(0xFFFF)) | got[..., 1] << np.uint32(16)
+            if m is None:
+                w.Ru[slots] = value
+            else:
+                w.Ru[slots] = np.where(m, value, w.Ru[slots])
+            if isinstance(reduced, Reg):
+                w.put(reduced, reduce(value, ins, kind), m)
+
+        op = AsyncOp("tcgen05.ld", w, w.lane_bits(m), ins.index, [stage], via="tcgen05-order")
+        w.cta.machine.engine.submit(op)
+        w.tmem_loads.append(op)
+        for slot in slots + ([reduced.slot] if isinstance(reduced, Reg) else []):
+            w.in_flight["r", slot] = InFlight(op, ins, writes=True)
+
+    return run
+
+
+def reduce(value: Array, ins: Instruction, kind: str) -> Array:
+    """.red: minimum or maximum over the registers of each lane."""
+    if ins.has("pack::16b") or kind not in ("f32", "u32", "s32"):
+        raise Fault("undefined", "tcgen05.ld.red on packed or 16-bit data is not modelled")
+    typed = value.view({"f32": np.float32, "u32": np.uint32, "s32": np.int32}[kind])
+    if ins.has("abs"):
+        typed = np.abs(typed)
+    low = ins.has("min")
+    if kind == "f32":
+        propagate = np.minimum if low else np.maximum
+        ignore = np.fmin if low else np.fmax
+        function: Any = propagate if ins.has("NaN") else ignore
+    else:
+        function = np.minimum if low else np.maximum
+    out: Array = np.ascontiguousarray(function.reduce(typed, axis=0)).view(np.uint32)
+    return out
+
+
+@machine("tcgen05.st", section=SECTION + "tcgen05.st")
+def st(ins: Instruction) -> Handler:
+    """Registers -> TMEM; visible to the warp after tcgen05.wait::st."""
+    shape, count = _shape(ins)
+    target = ins.operands[0]
+    assert isinstance(target, Memory)
+    split = ins.operands[1].value if isinstance(ins.operands[1], Imm) else 0
+    values = [reader(o, np.uint32) for o in items(ins.operands[-1])]
+    if len(values) != count:
+        raise UnsupportedInstruction(f"{len(values)} registers where {count} are moved", ins.line, ins.text)
+    lane, column = cells(shape, count, split, ins.has("unpack::16b"))
+    address, offset = uniform(target.base, np.uint32), target.offset
+    slots = [o.slot for o in items(ins.operands[-1]) if isinstance(o, Reg)]
+    plain = len(slots) == count
+
+    def run(w: Warp, m: Array | None) -> None:
+        w.current = ins.index
+        at = address(w, m) + offset
+        columns, lanes = _place(w, at, lane, column, ins)
+        data = w.Ru[slots] if plain else np.stack([v(w) for v in values])
+        if columns.shape[-1] == 2:
+            data = np.stack([data & np.uint32(0xFFFF), data >> np.uint32(16)], -1)
+        else:
+            data = data[..., None]
+        where = (columns, lanes) if m is None else (columns[:, m], lanes[:, m])
+        chosen = data if m is None else data[:, m]
+
+        def stage() -> None:
+            _observe(w, ins.index, *where, AccessKind.WRITE)
+            w.cta.tmem.data[where] = chosen
+            w.cta.tmem.written[where] = True
+
+        op = AsyncOp("tcgen05.st", w, w.lane_bits(m), ins.index, [stage], via="tcgen05-order")
+        w.cta.machine.engine.submit(op)
+        w.tmem_stores.append(op)
+
+    return run
+
+
+@machine("tcgen05.wait", section=SECTION + "tcgen05.wait")
+def wait(ins: Instruction) -> Handler:
+    loads = "wait::ld" in ins.mods
+
+    def run(w: Warp, m: Array | None) -> Blocked | None:
+        pending = w.tmem_loads if loads else w.tmem_stores
+        for op in pending:
+            if not op.done:
+                op.waiters.append(w)
+                return Blocked(f"waits for {op.kind} of PTX line {w.cta.machine.site(op.index).ptx_line}", None)
+        engine = w.cta.machine
+        if engine.observed:
+            members = tuple(op.agent for op in pending if op.agent is not None)
+            name = "tcgen05.ld" if loads else "tcgen05.st"
+            engine.emit(GroupWait(w.agent, engine.site(ins.index), name, w.lane_bits(m), 0, False, members))
+        pending.clear()
+        if loads:
+            release(w, lambda item: item.op.kind == "tcgen05.ld")
+        return None
+
+    return run
+
+
+# ---- commit, cp, shift
+@machine("tcgen05.commit", section=SECTION + "tcgen05.commit")
+def commit(ins: Instruction) -> Handler:
+    """An arrival on the mbarrier (of every CTA in the mask) once the thread's earlier tcgen05 operations are complete."""
+    bar = shared_address(ins, ins.operands[0])
+    mask = reader(ins.operands[1], np.uint16) if len(ins.operands) > 1 else None
+
+    def run(w: Warp, m: Array | None) -> None:
+        w.current = ins.index
+        bars = bar(w)
+        chosen = mask(w) if mask is not None else None
+        for lane in lanes_of(m):
+            where = int(bars[lane])
+            ranks = [where >> RANK_SHIFT] if chosen is None else [r for r in range(16) if int(chosen[lane]) >> r & 1]
+
+            def stage(ranks: list[int] = ranks, offset: int = where & OFFSET_MASK) -> None:
+                for rank in ranks:
+                    mbarrier.arrive_async(w, w.cta.peer(rank), offset)
+
+            w.cta.machine.engine.submit(AsyncOp("tcgen05.commit", w, 1 << int(lane), ins.index, [stage], order=order_key(w)))
+
+    return run
+
+
+_COPIES = {"128x256b": (128, 32), "4x256b": (4, 32), "128x128b": (128, 16), "64x128b": (64, 16), "32x128b": (32, 16)}
+
+
+def _copy_lanes(ins: Instruction, shape: str) -> list[Array]:
+    """Where the rows go: one array of lanes per copy. Multicast forms write several quarters."""
+    row = np.arange(_COPIES[shape][0])
+    if shape == "4x256b":
+        return [row * 32]
+    if shape == "32x128b":
+        return [row + 32 * q for q in range(4)]
+    if shape == "64x128b":
+        first = (0, 1) if ins.has("warpx2::01_23") else (0, 2)
+        second = (2, 3) if ins.has("warpx2::01_23") else (1, 3)
+        return [np.concatenate([np.arange(32) + 32 * a, np.arange(32) + 32 * b]) for a, b in zip(first, second, strict=True)]
+    return [row]
+
+
+@machine("tcgen05.cp", section=SECTION + "tcgen05.cp")
+def cp(ins: Instruction) -> Handler:
+    """Shared memory -> TMEM, optionally unpacking 4- or 6-bit elements to bytes."""
+    shape = next(m for m in ins.mods if m in _COPIES)
+    rows, size = _COPIES[shape]
+    target = ins.operands[0]
+    assert isinstance(target, Memory)
+    address, offset, desc = uniform(target.base, np.uint32), target.offset, uniform(ins.operands[1], np.uint64)
+    group = 2 if ins.has("cta_group::2") else 1
+    bits = 6 if ins.has("b6x16_p32") else 4 if ins.has("b4x16_p64") else 0
+    lanes = _copy_lanes(ins, shape)
+
+    def run(w: Warp, m: Array | None) -> None:
+        w.current = ins.index
+        at, raw = address(w, m) + offset, desc(w, m)
+
+        def one(cta: CTA) -> None:
+            d = tcgen05_descriptor(raw)
+            check_read(w, cta, chunk_indices(d, rows, size, 1, False), "tcgen05.cp")
+            data, index = gather(cta.shared.data, d, rows, size, 1, False)
+            engine = cta.machine
+            if engine.observed:
+                engine.access(w, ins.index, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, index * 16, 16)
+            if bits:
+                data = unpack(data, bits)
+            cells_ = np.ascontiguousarray(data).view(np.uint32).T  # (columns, rows)
+            column = at & 0xFFFF
+            cta.tmem.require_allocated(column, cells_.shape[0])
+            for to in lanes:
+                cta.tmem.data[column : column + cells_.shape[0], to] = cells_
+                cta.tmem.written[column : column + cells_.shape[0], to] = True
+                if engine.observed:
+                    starts = (np.arange(column, column + cells_.shape[0])[:, None] * 128 + to[None, :]) * 4
+                    engine.access(w, ins.index, Space.TMEM, cta.linear, AccessKind.WRITE, Proxy.TENSOR, starts, 4)
+
+        def stage() -> None:
+            for cta in pair(w, group):
+                one(cta)
+
+        w.cta.machine.engine.submit(AsyncOp("tcgen05.cp", w, w.lane_bits(m), ins.index, [stage], order=order_key(w), via="tcgen05-order"))
+
+    return run
+
+
+@machine("tcgen05.shift", section=SECTION + "tcgen05.shift")
+def shift(ins: Instruction) -> Handler:
+    """.down: 32 bytes of every row but the last move one row down, in the 32 lanes of the address's quarter."""
+    target = ins.operands[0]
+    assert isinstance(target, Memory)
+    address, offset = uniform(target.base, np.uint32), target.offset
+    group = 2 if ins.has("cta_group::2") else 1
+
+    def run(w: Warp, m: Array | None) -> None:
+        w.current = ins.index
+        at = address(w, m) + offset
+
+        def stage() -> None:
+            column, lane = at & 0xFFFF, at >> 16
+            for cta in pair(w, group):
+                cta.tmem.require_allocated(column, 8)
+                block = cta.tmem.data[column : column + 8, lane : lane + 32]
+                block[:, 1:] = block[:, :-1].copy()
+
+        w.cta.machine.engine.submit(AsyncOp("tcgen05.shift", w, w.lane_bits(m), ins.index, [stage], order=order_key(w), via="tcgen05-order"))
+
+    return run

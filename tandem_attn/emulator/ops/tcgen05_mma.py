@@ -1,0 +1,280 @@
+"""tcgen05.mma. PTX manual, "Tensor Core 5th Generation Instructions: tcgen05.mma", "Instruction descriptor", "Data path layouts"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tandem_attn.emulator.errors import UnsupportedInstruction
+from tandem_attn.emulator.events import AccessKind, Proxy, Space
+from tandem_attn.emulator.machine.async_ops import AsyncOp
+from tandem_attn.emulator.machine.cta import CTA
+from tandem_attn.emulator.machine.warp import Warp
+from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, chunk_indices, gather, tcgen05_descriptor, to_float
+from tandem_attn.emulator.ops.access import Array, items, lanes_of, reader
+from tandem_attn.emulator.ops.registry import Handler, machine
+from tandem_attn.emulator.ops.wgmma import check_read
+from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Memory, Operand, Vector
+
+_A_FORMATS = {
+    "f16": {0: "f16", 1: "bf16"},
+    "tf32": {2: "tf32"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"},
+    "i8": {0: "u8", 1: "s8"},
+}
+_K_BYTES = 32  # of every kind: 16 halves, 8 tf32, 32 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoded instruction descriptor."""
+
+    m: int
+    n: int
+    d_kind: str
+    a_kind: str
+    b_kind: str
+    negate: bool
+    mn_a: bool
+    mn_b: bool
+    saturate: bool
+
+
+@lru_cache(maxsize=256)
+def decode_idesc(raw: int, kind: str, group: int, ws: bool) -> Shape:
+    """The 32-bit instruction descriptor. Raises Fault for what the manual does not allow."""
+    m, n = (raw >> 24 & 31) << 4, (raw >> 17 & 63) << 3
+    formats = _A_FORMATS[kind]
+    a, b, d = raw >> 7 & 7, raw >> 10 & 7, raw >> 4 & 3
+    if a not in formats or b not in formats:
+        raise Fault("undefined", f"instruction descriptor {raw:#x}: operand formats {a}, {b} for kind::{kind}")
+    if raw & 7:
+        raise Fault("undefined", f"instruction descriptor {raw:#x}: sparsity bits are set")
+    allowed = {1: (32, 64, 128) if ws else (64, 128), 2: (128, 256)}[group]
+    step = 16 if m // group == 128 or group == 2 else 8
+    if ws:
+        good = n in (64, 128, 256)
+    else:
+        good = step <= n <= 256 and n % (step if kind != "i8" else 16) == 0
+    if m not in allowed or not good:
+        raise Fault("undefined", f"instruction descriptor {raw:#x}: M {m}, N {n} with cta_group::{group}")
+    d_kind = {0: "f16", 1: "f32", 2: "s32"}[d]
+    return Shape(m, n, d_kind, formats[a], formats[b], bool((raw >> 13 ^ raw >> 14) & 1), bool(raw >> 15 & 1), bool(raw >> 16 & 1), bool(raw >> 3 & 1))
+
+
+@dataclass(slots=True)
+class Mma:
+    """One instruction, ready to execute."""
+
+    shape: Shape
+    group: int
+    ws: bool
+    d: int
+    a: int
+    a_tmem: bool
+    b: int
+    accumulate: bool
+    scale: int
+    disabled: int
+
+
+@machine("tcgen05.mma", section="Tensor Core 5th Generation Instructions: tcgen05.mma")
+def mma(ins: Instruction) -> Handler:
+    kind = next(m.split("::")[1] for m in ins.mods if m.startswith("kind::"))
+    ws = "ws" in ins.mods
+    if kind not in _A_FORMATS or any(m in ins.mods for m in ("sp", "block_scale", "ashift")):
+        raise UnsupportedInstruction("this form of tcgen05.mma is not executed", ins.line, ins.text)
+    group = 2 if ins.has("cta_group::2") else 1
+    d, a, b, idesc = ins.operands[:4]
+    assert isinstance(d, Memory)
+    a_tmem = isinstance(a, Memory)
+    read_d, read_i = reader(d.base, np.uint32), reader(idesc, np.uint32)
+    read_a = reader(a.base, np.uint32) if isinstance(a, Memory) else reader(a, np.uint64)
+    a_offset = a.offset if isinstance(a, Memory) else 0
+    read_b = reader(b, np.uint64)
+    masks, enable, scale = _tail(ins, ins.operands[4:], ws)
+    read_masks = [reader(o, np.uint32) for o in masks]
+    read_enable = reader(enable, np.bool_)
+
+    def run(w: Warp, m: Array | None) -> None:
+        w.current = ins.index
+        lanes = lanes_of(m)
+        if len(lanes) != 1:
+            text = f"{len(lanes)} lanes issue tcgen05.mma; one thread should"
+            w.cta.machine.report(Fault("unelected", text), w, ins.index)
+        for lane in lanes:
+            shape = decode_idesc(int(read_i(w)[lane]), kind, group, ws)
+            disabled = sum(int(r(w)[lane]) << 32 * i for i, r in enumerate(read_masks))
+            work = Mma(
+                shape, group, ws, int(read_d(w)[lane]) + d.offset, int(read_a(w)[lane]) + a_offset, a_tmem, int(read_b(w)[lane]),
+                bool(read_enable(w)[lane]), scale, disabled,
+            )  # fmt: skip
+            op = AsyncOp("tcgen05.mma", w, 1 << int(lane), ins.index, [lambda work=work: execute(w, work)], order=order_key(w), via="tcgen05-order")  # type: ignore[misc]
+            w.cta.machine.engine.submit(op)
+
+    return run
+
+
+def _tail(ins: Instruction, rest: tuple[Operand, ...], ws: bool) -> tuple[tuple[Operand, ...], Operand, int]:
+    """Disable-lane masks, enable-input-d, scale-input-d."""
+    masks: tuple[Operand, ...] = ()
+    if rest and isinstance(rest[0], Vector):
+        masks, rest = items(rest[0]), rest[1:]
+    if not rest:
+        raise UnsupportedInstruction("tcgen05.mma without enable-input-d", ins.line, ins.text)
+    enable, rest = rest[0], rest[1:]
+    scale = 0
+    if rest and not ws:
+        if not isinstance(rest[0], Imm):
+            raise UnsupportedInstruction("scale-input-d that is no constant", ins.line, ins.text)
+        scale = rest[0].value
+    elif rest:
+        raise UnsupportedInstruction("a zero-column mask is not executed", ins.line, ins.text)
+    return masks, enable, scale
+
+
+def order_key(w: Warp) -> tuple[str, int]:
+    """Asynchronous tcgen05 operations of a CTA pair take effect in issue order (PTX manual, "Memory Consistency Model: pipelined instructions")."""
+    return "tcgen05", w.cta.linear - (w.cta.rank & 1)
+
+
+def pair(w: Warp, group: int) -> list[CTA]:
+    """The CTAs that take part: the issuer, or the even and odd CTA of its pair."""
+    if group == 1:
+        return [w.cta]
+    even = w.cta.rank & ~1
+    return [w.cta.peer(even), w.cta.peer(even + 1)]
+
+
+def shared_operand(w: Warp, cta: CTA, raw: int, rows: int, kind: str, mn: bool) -> Array:
+    """A tile in shared memory as f4."""
+    d = tcgen05_descriptor(raw)
+    element = ELEMENT_BYTES[kind]
+    engine = cta.machine
+    key = (raw, rows, kind, mn)
+    kept = cta.tiles.get(key)
+    if kept is not None and kept[0] == cta.shared.version and not engine.observed:
+        found: Array = kept[1]
+        return found
+    check_read(w, cta, chunk_indices(d, rows, _K_BYTES, element, mn), "tcgen05.mma")
+    words, index = gather(cta.shared.data, d, rows, _K_BYTES, element, mn)
+    if engine.observed:
+        engine.access(w, w.current, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, index * 16, 16)
+    if kind in ("e2m1", "e2m3", "e3m2"):
+        if mn:
+            raise Fault("undefined", "packed 4- and 6-bit operands must be K-major")
+        words = unpack(words, 4 if kind == "e2m1" else 6)
+    if len(cta.tiles) > 512:
+        cta.tiles.clear()
+    value = to_float(words, kind)
+    cta.tiles[key] = (cta.shared.version, value)
+    return value
+
+
+def unpack(raw: Array, bits: int) -> Array:
+    """16-byte chunks of 16 packed elements (behind which padding lies) -> one byte each."""
+    chunks = np.ascontiguousarray(raw).reshape(-1, 16)[:, : 2 * bits]
+    stream = np.unpackbits(chunks, axis=1, bitorder="little").reshape(-1, 16, bits)
+    return np.packbits(stream, axis=2, bitorder="little").reshape(raw.shape)
+
+
+def tmem_operand(w: Warp, cta: CTA, address: int, rows: int, kind: str) -> Array:
+    """A in TMEM: 8 columns; row i in lane i, or for 64 rows 16 lanes of each warp."""
+    column = address & 0xFFFF
+    memory = cta.tmem
+    memory.require_allocated(column, 8)
+    lanes = row_lanes(rows)
+    observe(w, cta, column, 8, AccessKind.READ, rows)
+    cells = memory.data[column : column + 8][:, lanes]
+    if memory.track and not memory.written[column : column + 8][:, lanes].all():
+        report(w, Fault("uninitialised", f"tcgen05.mma reads A from TMEM columns {column} .. {column + 7}, which were not all written"))
+    raw = np.ascontiguousarray(cells.T)
+    return to_float(raw.view(f"u{ELEMENT_BYTES[kind]}"), kind)
+
+
+def report(w: Warp, fault: Fault) -> None:
+    op = w.cta.machine.acting
+    w.cta.machine.report(fault, w, op.index if op is not None else w.current)
+
+
+@lru_cache(maxsize=8)
+def row_lanes(rows: int) -> Array:
+    """Lane of each row: layouts A and D, and for 64 rows layout F (rows 16 w .. 16 w + 15 in the first lanes of warp w)."""
+    return np.arange(rows) if rows == 128 else np.arange(rows) // 16 * 32 + np.arange(rows) % 16
+
+
+def observe(w: Warp, cta: CTA, column: int, columns: int, kind: AccessKind, rows: int = 128) -> None:
+    engine = cta.machine
+    if engine.observed:
+        first = np.arange(column, column + columns, dtype=np.int64)[:, None] * 128
+        starts = first + (np.arange(0, 128, 32)[None, :] if rows == 64 else np.zeros((1, 1), np.int64))
+        engine.access(w, w.current, Space.TMEM, cta.linear, kind, Proxy.TENSOR, starts * 4, 64 if rows == 64 else 512)
+
+
+def execute(w: Warp, work: Mma) -> None:
+    """D = A B (+ D * 2^-scale) in the TMEM of the CTAs of the group."""
+    shape, ctas = work.shape, pair(w, work.group)
+    rows = shape.m // work.group
+    b = np.concatenate([shared_operand(w, cta, work.b, shape.n // work.group, shape.b_kind, shape.mn_b) for cta in ctas])
+    for i, cta in enumerate(ctas):
+        if work.a_tmem:
+            if work.group == 2 and rows == 64:
+                raise Fault("undefined", "A in TMEM with M = 128 and cta_group::2 is not modelled")
+            a = tmem_operand(w, cta, work.a, rows, shape.a_kind)
+        else:
+            a = shared_operand(w, cta, work.a, rows, shape.a_kind, shape.mn_a)
+        product = b @ a.T  # transposed, as TMEM is kept: (N, rows)
+        if shape.negate:
+            product = -product
+        w.cta.machine.statistics.mma_flops += 2 * rows * shape.n * a.shape[1]
+        disabled = work.disabled >> 128 * i & ((1 << 128) - 1)
+        write(w, cta, work, product, rows, disabled)
+
+
+def write(w: Warp, cta: CTA, work: Mma, product: Array, rows: int, disabled: int) -> None:
+    """Place (N, rows) by the data path layout: A, D one row per lane; B, E, G columns folded over the lanes; F 16 rows per warp."""
+    shape = work.shape
+    folded = work.ws or (work.group == 2 and rows == 64)
+    fold = 128 // rows if folded else 1
+    columns = shape.n // fold
+    first = work.d & 0xFFFF
+    memory = cta.tmem
+    memory.require_allocated(first, columns)
+    if work.d >> 16:
+        raise Fault("undefined", f"the lane of the accumulator address is {work.d >> 16}, not 0")
+    if fold > 1:
+        product = np.concatenate([product[p * columns : (p + 1) * columns] for p in range(fold)], axis=1)
+    lanes: Any = slice(None) if rows == 128 or folded else row_lanes(rows)
+    if disabled:
+        on = np.array([not disabled >> i & 1 for i in range(128)])
+        chosen = np.arange(128)[lanes]
+        product, lanes = product[:, on[chosen]], chosen[on[chosen]]
+    if work.accumulate and memory.track and not memory.written[first : first + columns, lanes].all():
+        report(w, Fault("uninitialised", f"tcgen05.mma accumulates on TMEM columns {first} .. {first + columns - 1}, which were not all written"))
+    if work.accumulate:
+        observe(w, cta, first, columns, AccessKind.READ, rows if not folded else 128)
+    observe(w, cta, first, columns, AccessKind.WRITE, rows if not folded else 128)
+    cells = memory.data[first : first + columns]
+    cells[:, lanes] = accumulate(work, cells[:, lanes], product)
+    memory.written[first : first + columns, lanes] = True
+
+
+def accumulate(work: Mma, old: Array, new: Array) -> Array:
+    """New cells from the old ones and the product, as bits."""
+    kind = work.shape.d_kind
+    if kind == "f32":
+        if not work.accumulate:
+            return np.ascontiguousarray(new).view(np.uint32)
+        base = np.ascontiguousarray(old).view(np.float32)
+        return (new + (base * np.float32(2.0**-work.scale) if work.scale else base)).view(np.uint32)
+    if kind == "s32":
+        total = new.astype(np.int64) + (np.ascontiguousarray(old).view(np.int32) if work.accumulate else 0)
+        return (np.clip(total, -(2**31), 2**31 - 1) if work.shape.saturate else total).astype(np.int32).view(np.uint32)
+    if work.accumulate:
+        base = (old & np.uint32(0xFFFF)).astype(np.uint16).view(np.float16).astype(np.float32)
+        new = new + base * np.float32(2.0**-work.scale)
+    return np.ascontiguousarray(new).astype(np.float16).view(np.uint16).astype(np.uint32)

@@ -1,0 +1,264 @@
+"""Warpgroup matrix multiply. PTX manual, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions".
+
+The four warps of a warpgroup issue an instruction each; the work is done once per group, when it completes. Until then the accumulators
+and A registers are in flight: touching them is reported.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tandem_attn.emulator.errors import UnsupportedInstruction
+from tandem_attn.emulator.events import AccessKind, Fence, Proxy, Space
+from tandem_attn.emulator.machine.async_ops import AsyncOp
+from tandem_attn.emulator.machine.warp import Blocked, Warp
+from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, chunk_indices, gather, to_float, wgmma_descriptor
+from tandem_attn.emulator.ops.access import Array, reader, uniform
+from tandem_attn.emulator.ops.groups import add_to_group, commit, wait
+from tandem_attn.emulator.ops.in_flight import InFlight, release
+from tandem_attn.emulator.ops.registry import Handler, machine
+from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Reg, Vector
+
+SECTION = "Asynchronous Warpgroup Level Matrix Instructions: "
+_K_BYTES = 32
+_SHAPE = re.compile(r"m64n(\d+)k(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What is fixed by the instruction's text."""
+
+    n: int
+    d_kind: str  # f32, f16, s32
+    a_kind: str
+    b_kind: str
+    d: tuple[int, ...]  # register slots
+    a: tuple[int, ...]  # register slots, empty when A is in shared memory
+    negate_a: bool
+    negate_b: bool
+    mn_a: bool
+    mn_b: bool
+    saturate: bool
+    index: int
+
+
+@dataclass(slots=True)
+class Work:
+    """One instruction of one warp, waiting for its warpgroup."""
+
+    form: Form
+    warp: Warp
+    a: int  # descriptor
+    b: int
+    accumulate: bool
+    op: AsyncOp | None = None
+
+
+@dataclass(slots=True)
+class WarpGroup:
+    """Work issued by the four warps, in order."""
+
+    queues: tuple[list[Work], ...] = field(default_factory=lambda: ([], [], [], []))
+
+
+def parse(ins: Instruction) -> Form:
+    shape = next((_SHAPE.fullmatch(m) for m in ins.mods if m.startswith("m64")), None)
+    kinds = [m for m in ins.mods if m in ("f32", "f16", "bf16", "tf32", "e4m3", "e5m2", "s32", "s8", "u8")]
+    if shape is None or len(kinds) != 3 or "sp" in ins.mods:
+        raise UnsupportedInstruction("this form of wgmma is not executed", ins.line, ins.text)
+    d, a = ins.operands[0], ins.operands[1]
+    assert isinstance(d, Vector)
+    n = int(shape[1])
+    d_slots = tuple(r.slot for r in d.items if isinstance(r, Reg))
+    if len(d_slots) != (n // 4 if kinds[0] == "f16" else n // 2):
+        raise UnsupportedInstruction(f"{len(d_slots)} accumulator registers for n{n}", ins.line, ins.text)
+    a_slots = tuple(r.slot for r in a.items if isinstance(r, Reg)) if isinstance(a, Vector) else ()
+    constants = [o.value for o in ins.operands[4:] if isinstance(o, Imm)]
+    integer = kinds[0] == "s32"
+    signs = [1, 1] if integer else constants[:2]
+    trans = [] if integer else constants[2:]
+    mn_a = bool(trans[0]) if trans and not a_slots else False
+    mn_b = bool(trans[-1]) if trans else False
+    return Form(
+        n, kinds[0], kinds[1], kinds[2], d_slots, a_slots, signs[0] < 0, signs[1] < 0, mn_a, mn_b, "satfinite" in ins.mods, ins.index
+    )
+
+
+@machine("wgmma.mma_async", section=SECTION + "wgmma.mma_async")
+def mma_async(ins: Instruction) -> Handler:
+    form = parse(ins)
+    a = uniform(ins.operands[1], np.uint64) if not form.a else None
+    b = uniform(ins.operands[2], np.uint64)
+    scale_d = reader(ins.operands[3], np.bool_)
+
+    def run(w: Warp, m: Array | None) -> None:
+        if m is not None:
+            raise Fault("undefined", "wgmma.mma_async by a part of a warp")
+        if w.index % 4 == 0 and len(w.cta.warps) < w.index + 4:
+            raise Fault("undefined", "wgmma.mma_async outside a complete warpgroup")
+        work = Work(form, w, a(w, m) if a is not None else 0, b(w, m), bool(scale_d(w)[0]))
+        if not w.wgmma_fenced:
+            text = "wgmma.mma_async without a wgmma.fence behind the last write of its registers"
+            w.cta.machine.report(Fault("register-in-flight", text, fatal=False), w, ins.index)
+        group = w.cta.warpgroups.setdefault(w.index // 4, WarpGroup())
+        queue = group.queues[w.index % 4]
+        queue.append(work)
+        op = AsyncOp("wgmma", w, 0xFFFFFFFF, ins.index, [lambda: _advance(group, work)], order=("wgmma", w.cta.linear, w.index // 4), via="wgmma-group")
+        work.op = op
+        add_to_group(w, "wgmma", (0,), op)
+        for slot in form.d:
+            w.in_flight["r", slot] = InFlight(op, ins, writes=True, chain=ins.opcode)
+        for slot in form.a:
+            w.in_flight["r", slot] = InFlight(op, ins, writes=False)
+        w.wgmma_open.append(op)
+
+    return run
+
+
+@machine("wgmma.fence", section=SECTION + "wgmma.fence")
+def fence(ins: Instruction) -> Handler:
+    def run(w: Warp, m: Array | None) -> None:
+        w.wgmma_fenced = True
+        if w.cta.machine.observed:
+            w.cta.machine.emit(Fence(w.agent, w.cta.machine.site(ins.index), "wgmma.fence", w.lane_bits(m)))
+
+    return run
+
+
+@machine("wgmma.commit_group", section=SECTION + "wgmma.commit_group")
+def commit_group(ins: Instruction) -> Handler:
+    """The operations start to run here: nothing can tell before."""
+
+    def run(w: Warp, m: Array | None) -> None:
+        del m
+        commit(w, "wgmma", np.zeros(1, np.int64), ins.index)
+        opened, w.wgmma_open = w.wgmma_open, []
+        w.wgmma_ready += opened
+        group = w.cta.warpgroups.get(w.index // 4)
+        if group is None:
+            return
+        mates = w.cta.warps[w.index // 4 * 4 : w.index // 4 * 4 + 4]
+        count = min(len(mate.wgmma_ready) for mate in mates)
+        for i in range(count):
+            for mate in mates:
+                w.cta.machine.engine.submit(mate.wgmma_ready[i])
+        for mate in mates:
+            del mate.wgmma_ready[:count]
+
+    return run
+
+
+@machine("wgmma.wait_group", section=SECTION + "wgmma.wait_group")
+def wait_group(ins: Instruction) -> Handler:
+    keep = uniform(ins.operands[0])
+    lane = np.zeros(1, np.int64)
+
+    def run(w: Warp, m: Array | None) -> Blocked | None:
+        why = wait(w, "wgmma", lane, keep(w, m), False, ins.index)
+        if why is None:
+            release(w, lambda item: item.op.done)
+        return why
+
+    return run
+
+
+# ---- execution
+def _advance(group: WarpGroup, work: Work) -> None:
+    """Completion of one warp's part. The warpgroup's product is computed with the part of the last warp; consecutive ones on the same
+    accumulators are computed together."""
+    queues = group.queues
+    if not all(queues) or any(q[0].form.index != queues[0][0].form.index for q in queues):
+        raise Fault("undefined", "the warps of a warpgroup execute different wgmma instructions")
+    if work is not queues[3][0]:
+        return
+    parts = [q.pop(0) for q in queues]
+    if len({(p.b, p.accumulate) for p in parts}) != 1 or (not parts[0].form.a and len({p.a for p in parts}) != 1):
+        raise Fault("undefined", "the warps of a warpgroup pass different descriptors")
+    execute(parts)
+
+
+def tile(w: Warp, parts: list[Work], d: Descriptor, rows: int, kind: str, mn: bool) -> Array:
+    """An operand in shared memory as f4, kept until shared memory changes; the judge is told of every read."""
+    cta = w.cta
+    engine = cta.machine
+    element = ELEMENT_BYTES[kind]
+    key = (d, rows, kind, mn)
+    kept = cta.tiles.get(key)
+    if kept is None or kept[0] != cta.shared.version or engine.observed:
+        check_read(w, cta, chunk_indices(d, rows, _K_BYTES, element, mn), "wgmma")
+        raw, index = gather(cta.shared.data, d, rows, _K_BYTES, element, mn)
+        kept = cta.tiles[key] = (cta.shared.version, to_float(raw, kind))
+        if len(cta.tiles) > 512:
+            cta.tiles.clear()
+        if engine.observed:
+            for part in parts:
+                previous, engine.acting = engine.acting, part.op
+                engine.access(part.warp, part.form.index, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, index * 16, 16)
+                engine.acting = previous
+    found: Array = kept[1]
+    return found
+
+
+def check_read(w: Warp, cta: Any, index: Array, what: str) -> None:
+    """Bounds and initialised-ness of the chunks that a matrix operand is read from."""
+    low, high = int(index.min()) * 16, int(index.max()) * 16 + 16
+    if low < cta.shared.base or high > cta.shared.end:
+        raise Fault("out-of-bounds", f"{what} operand spans shared offsets {low:#x} .. {high:#x}, outside {cta.shared.base:#x} .. {cta.shared.end:#x}")
+    if cta.machine.check_uninitialised:
+        known = cta.shared.written[index.reshape(-1) * 16]
+        if not known.all():
+            bad = int(index.reshape(-1)[~known][0]) * 16
+            op = cta.machine.acting
+            cta.machine.report(
+                Fault("uninitialised", f"{what} reads shared offset {bad:#x}, which was never written"), w, op.index if op is not None else w.current
+            )
+
+
+def registers_a(parts: list[Work], form: Form) -> Array:
+    """A from registers: each warp holds 16 rows of 32 bytes in four registers (rows 0-7 and 8-15, bytes 0-15 and 16-31)."""
+    raw = np.empty((4, 2, 8, 2, 16), np.uint8)
+    for i, part in enumerate(parts):
+        regs = part.warp.Ru[list(form.a)].view(np.uint8).reshape(2, 2, 8, 16)  # (k half, row half, row, byte)
+        raw[i] = regs.transpose(1, 2, 0, 3)
+    return to_float(raw.reshape(64, 32).view(f"u{ELEMENT_BYTES[form.a_kind]}"), form.a_kind)
+
+
+def execute(parts: list[Work]) -> None:
+    """D = A B (+ D) for one instruction of a warpgroup."""
+    form, w = parts[0].form, parts[0].warp
+    if form.a:
+        a = registers_a(parts, form)
+    else:
+        a = tile(w, parts, wgmma_descriptor(parts[0].a), 64, form.a_kind, form.mn_a)
+    b = tile(w, parts, wgmma_descriptor(parts[0].b), form.n, form.b_kind, form.mn_b)
+    product = a @ b.T
+    if form.negate_a != form.negate_b:
+        product = -product
+    w.cta.machine.statistics.mma_flops += 2 * 64 * form.n * a.shape[1]
+    # (warp, row half, row, column group, thread in quad, pair) -> per warp: register (group, row half, pair) x lane (row, thread)
+    fragments = product.reshape(4, 2, 8, form.n // 8, 4, 2).transpose(0, 3, 1, 5, 2, 4).reshape(4, form.n // 2, 32)
+    slots = list(form.d)
+    for part, new in zip(parts, fragments, strict=True):
+        _accumulate(part, new, slots)
+
+
+def _accumulate(part: Work, new: Array, slots: list[int]) -> None:
+    form, w = part.form, part.warp
+    if form.d_kind == "f32":
+        if part.accumulate:
+            w.Rf[slots] = w.Rf[slots] + new
+        else:
+            w.Rf[slots] = new
+    elif form.d_kind == "s32":
+        total = new.astype(np.int64) + (w.Ri[slots] if part.accumulate else 0)
+        w.Ri[slots] = np.clip(total, -(2**31), 2**31 - 1).astype(np.int32) if form.saturate else total.astype(np.int32)
+    else:  # f16: a register holds the pair
+        pairs = new.reshape(form.n // 4, 2, 32).transpose(0, 2, 1)
+        if part.accumulate:
+            pairs = pairs + w.Ru[slots].view(np.float16).reshape(len(slots), 32, 2)
+        w.Ru[slots] = np.ascontiguousarray(pairs.astype(np.float16)).view(np.uint32).reshape(len(slots), 32)
