@@ -16,6 +16,7 @@ class Input:
 
     Kinds: s8 ... u64 and b1, b4 (packed in 32 bits): random bits, one in four a special value; f64, f32, f16, bf16, e4m3, e5m2:
     random bits, moderate values and special values mixed; <float>n: moderate values only (for sums that must not overflow);
+    <float>w: exponents spread wide (for sums that must be aligned and cut);
     <kind>x2: pairs; divisor.<int>: neither 0 nor -1; lane: 0..47; fill: bytes of 0xA5; zero: zeros;
     raw: `values` as they are.
     """
@@ -46,7 +47,7 @@ def width_of(kind: str) -> int:
         return 8
     if kind in ("lane", "pred", "b1", "b4"):
         return 32
-    name = kind.rstrip("n")
+    name = kind.rstrip("nw")
     if name in FLOATS:
         exponent, mantissa = FLOATS[name]
         return 1 + exponent + mantissa
@@ -71,8 +72,8 @@ def _elements(kind: str, seed: str, count: int) -> np.ndarray:
         values = random_bits(seed, 32, count)
     elif kind in FLOATS:
         values = _floats(kind, seed, count)
-    elif kind.removesuffix("n") in FLOATS:
-        values = _moderate(kind[:-1], seed, count)
+    elif kind[:-1] in FLOATS:
+        values = _moderate(kind[:-1], seed, count) if kind[-1] == "n" else _wide(kind[:-1], seed, count)
     else:
         values = _integers(width_of(kind), seed, count)
     return values
@@ -94,14 +95,24 @@ def _integers(width: int, seed: str, count: int) -> np.ndarray:
 
 def _moderate(fmt: str, seed: str, count: int) -> np.ndarray:
     """Random sign and mantissa, exponent -3 .. 0."""
+    power = random_bits(seed + "/exponent", 8, count).astype(np.int64) % 4
+    return _with_exponent(fmt, seed, -power)
+
+
+def _wide(fmt: str, seed: str, count: int) -> np.ndarray:
+    """Random sign and mantissa, exponent -10 .. 9 or what the format has."""
+    spread = min(10, (1 << (FLOATS[fmt][0] - 1)) - 2)
+    power = random_bits(seed + "/exponent", 16, count).astype(np.int64) % (2 * spread)
+    return _with_exponent(fmt, seed, power - spread)
+
+
+def _with_exponent(fmt: str, seed: str, power: np.ndarray) -> np.ndarray:
     exponent, mantissa = FLOATS[fmt]
     width = 1 + exponent + mantissa
-    dtype = UNSIGNED[width]
-    bits = random_bits(seed, width, count).astype(np.uint64)
-    power = random_bits(seed + "/exponent", 8, count).astype(np.uint64) % np.uint64(4)
-    biased = np.uint64((1 << (exponent - 1)) - 1) - power
+    bits = random_bits(seed, width, len(power)).astype(np.uint64)
+    biased = (power + (1 << (exponent - 1)) - 1).astype(np.uint64)
     keep = np.uint64((1 << (width - 1)) | ((1 << mantissa) - 1))
-    return ((bits & keep) | (biased << np.uint64(mantissa))).astype(dtype)
+    return ((bits & keep) | (biased << np.uint64(mantissa))).astype(UNSIGNED[width])
 
 
 def special_floats(fmt: str) -> np.ndarray:

@@ -12,6 +12,7 @@ from tests.emulator.ptx.inputs import Input
 FAMILY = "matrix"
 CTAS = 4
 MODERATE = {"f16": "f16n", "bf16": "bf16n", "tf32": "f32n", "e4m3": "e4m3n", "e5m2": "e5m2n", "f64": "f64n", "f32": "f32n"}
+WIDE = {t: kind[:-1] + "w" for t, kind in MODERATE.items()}
 SPECIAL = {"f16": "f16", "bf16": "bf16", "tf32": "f32", "e4m3": "e4m3", "e5m2": "e5m2", "f64": "f64", "f32": "f32"}
 INTEGER = {"s8": "u8", "u8": "u8", "s4": "b4", "u4": "b4", "b1": "b1", "s32": "s32"}
 
@@ -85,6 +86,7 @@ def mma_cases() -> Iterator[Case]:
     for form, types, registers in float_forms():
         yield mma(form, types, registers)
         yield mma(form, types, registers, " special values", SPECIAL)
+        yield mma(form, types, registers, " wide", WIDE)
     for form, types, registers in integer_forms():
         yield mma(form, types, registers)
     for shape, registers in (("m8n8k4", (1, 1, 2)), ("m16n8k4", (2, 1, 4)), ("m16n8k8", (4, 2, 4)), ("m16n8k16", (8, 4, 4))):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tests.emulator.ptx.case import Case, module
 from tests.emulator.ptx.fragments import THREADS, braces, elements, load, store, thread_index
 from tests.emulator.ptx.inputs import Input
-from tests.emulator.ptx.matrix import INTEGER, MODERATE, SPECIAL
+from tests.emulator.ptx.matrix import INTEGER, MODERATE, SPECIAL, WIDE
 
 FAMILY = "wgmma"
 A_BYTES = 16384
@@ -61,7 +61,7 @@ class Wgmma:
     use_acc: bool = True
     saturate: bool = False
     repeat: int = 1
-    special: bool = False
+    values: str = "moderate"
 
     def form(self) -> str:
         shape = f"m64n{self.n}k{K[self.a]}"
@@ -77,7 +77,7 @@ class Wgmma:
         marks += [f"scales {self.scales}"] if self.scales != (1, 1) else []
         marks += [] if self.use_acc else ["no acc"]
         marks += [f"x{self.repeat}"] if self.repeat > 1 else []
-        marks += ["special values"] if self.special else []
+        marks += [f"{self.values} values"] if self.values != "moderate" else []
         return f"{self.form()} {' '.join(marks)}"
 
     def immediates(self) -> str:
@@ -139,7 +139,7 @@ def kernel(w: Wgmma) -> str:
 
 
 def case(w: Wgmma) -> Case:
-    kinds = (SPECIAL if w.special else MODERATE) | INTEGER
+    kinds = {"moderate": MODERATE, "special": SPECIAL, "wide": WIDE}[w.values] | INTEGER
     a_words = THREADS * 4 if w.tile_a is None else A_BYTES // 4
     c_words = THREADS * w.acc_registers
     return Case(
@@ -217,8 +217,9 @@ def modes() -> Iterator[Wgmma]:
         yield Wgmma(16, a, a, acc, use_acc=False)
         yield Wgmma(16, a, a, acc, repeat=4)
     for a, acc in (("bf16", "f32"), ("f16", "f32"), ("f16", "f16"), ("e4m3", "f32"), ("e5m2", "f32"), ("e5m2", "f16"), ("tf32", "f32")):
-        yield Wgmma(16, a, a, acc, special=True)
-        yield Wgmma(16, a, a, acc, special=True, tile_a=None)
+        for values in ("special", "wide"):
+            yield Wgmma(16, a, a, acc, values=values)
+            yield Wgmma(16, a, a, acc, values=values, tile_a=None)
 
 
 def cases() -> Iterator[Case]:
