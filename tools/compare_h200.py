@@ -54,9 +54,8 @@ def work(family: str, done: set[str], log: Path) -> None:
             pickle.dump((case.name, None), stream)
             stream.flush()
             try:
-                result: object = device.launch(case, case.make_buffers()).tobytes()
-                if device.launch(case, case.make_buffers()).tobytes() != result:
-                    result = "unstable: a second launch left other bytes"
+                first, second = (output.tobytes() for output in device.launch(case, times=2))
+                result: object = first if first == second else "unstable: a second launch left other bytes"
             except CudaError as error:
                 result = str(error)
             pickle.dump((case.name, result), stream)
@@ -121,12 +120,12 @@ def wait_while_it_grows(process: subprocess.Popen, log: Path) -> str:
                 process.kill()
 
 
-def write(out: Path, results: dict[str, object], record: dict[str, object]) -> None:
+def write(out: Path, results: dict[str, object], record: dict[str, object], families: list[str]) -> None:
     """h200.json and the outputs, split over files of at most FILE_LIMIT bytes."""
     entries: dict[str, dict[str, str]] = {}
     archives: list[dict[str, bytes]] = [{}]
     size = 0
-    for family in record["families"]:
+    for family in families:
         for case in cases(family):
             entry = case_digests(case) | {"family": family}
             result = results.get(case.name, "never ran")
@@ -143,7 +142,7 @@ def write(out: Path, results: dict[str, object], record: dict[str, object]) -> N
             else:
                 entry["error"] = str(result)
             entries[case.name] = entry
-    (out / "h200.json").write_text(json.dumps(record | {"cases": entries}, indent=1) + "\n")
+    (out / "h200.json").write_text(json.dumps(record | {"families": families, "cases": entries}, indent=1) + "\n")
     for number, archive in enumerate(archives):
         with zipfile.ZipFile(out / f"h200_{number}.npz", "w", zipfile.ZIP_DEFLATED) as file:
             for name, data in archive.items():
@@ -190,7 +189,7 @@ def main() -> None:
         parser.error("--out is required")
     options.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    record = describe(options.commit) | {"families": options.family}
+    record = describe(options.commit)
     print({key: record[key] for key in ("chip", "driver", "cuda_version", "date", "commit")}, flush=True)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(WORKERS) as pool:
         parts = {family: pool.submit(run_family, family, Path(folder)) for family in options.family}
@@ -202,7 +201,7 @@ def main() -> None:
             for name, error in list(errors.items())[:12]:
                 print(f"    {name}: {str(error)[:160]}", flush=True)
             results |= found
-    write(options.out, results, record)
+    write(options.out, results, record, options.family)
     print(f"wrote {sorted(path.name for path in options.out.iterdir())} in {time.monotonic() - started:.0f} s")
 
 

@@ -5,6 +5,7 @@ Enumeration values are those of cuda.h (CUDA 12 and 13).
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -78,18 +79,22 @@ class Device:
             values[key] = value.value
         return {"chip": name.value.decode(), "cuda_version": version.value, **values}
 
-    def launch(self, case: Case, buffers: dict[str, np.ndarray]) -> np.ndarray:
-        """Run the case once; buffers["out"] afterwards."""
+    def launch(self, case: Case, times: int = 1) -> list[np.ndarray]:
+        """Run the case on fresh buffers so many times; what each run left in "out"."""
         module, function = self._load(case)
+        outputs = [self._run(case, function, case.make_buffers()) for _ in range(times)]
+        self.call("cuModuleUnload", module)
+        return outputs
+
+    def _run(self, case: Case, function: ctypes.c_void_p, buffers: dict[str, np.ndarray]) -> np.ndarray:
         addresses = self._place(buffers)
-        values: list[object] = [ctypes.c_uint64(address) for address in addresses.values()]
+        values: list[Any] = [ctypes.c_uint64(address) for address in addresses.values()]
         values += [self._encode(tensor_map, addresses) for tensor_map in case.maps]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         self.call("cuLaunchKernelEx", ctypes.byref(_config(case)), function, pointers, None)
         self.call("cuCtxSynchronize")
         out = np.empty_like(buffers["out"])
         self.call("cuMemcpyDtoH_v2", out.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint64(addresses["out"]), ctypes.c_size_t(out.nbytes))
-        self.call("cuModuleUnload", module)
         return out
 
     def _load(self, case: Case) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
@@ -143,7 +148,7 @@ class Device:
         return aligned
 
 
-def _array(ctype: type, values: Sequence[int]) -> ctypes.Array:
+def _array(ctype: Any, values: Sequence[int]) -> ctypes.Array:
     return (ctype * len(values))(*values)
 
 

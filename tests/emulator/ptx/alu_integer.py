@@ -127,7 +127,7 @@ def carries() -> Iterator[Case]:
 
 
 def comparison() -> Iterator[Case]:
-    types = [(t, COMPARE_SIGNED if t[0] == "s" else COMPARE_UNSIGNED) for t in ALL]
+    types: list[tuple[str, tuple[str, ...]]] = [(t, COMPARE_SIGNED if t[0] == "s" else COMPARE_UNSIGNED) for t in ALL]
     types += [(f"b{width}", ("eq", "ne")) for width in (16, 32, 64)]
     for t, compares in types:
         kind = t.replace("b", "u")

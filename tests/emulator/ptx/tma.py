@@ -102,6 +102,7 @@ def store_case(m: TensorMap, at: Coordinates, operation: str = "") -> Case:
 
 def geometries() -> Iterator[tuple[TensorMap, Coordinates]]:
     """Inside, across every edge, wholly outside, negative; ranks 1 to 5."""
+    at: Coordinates
     for at in ((0,), (64,), (80,), (-16,), (200,)):
         yield tensor("f32", (100,), (32,)), at
     for at in ((0, 0), (8, 4), (32, 20), (-4, -3), (0, 24), (0, -100), (3, 7)):
