@@ -3,7 +3,7 @@
 Standard library and NumPy only, so that it also runs on a bare GPU machine.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -65,7 +65,6 @@ class Case:
     shared: int = 0
     maps: tuple[TensorMap, ...] = ()
     tolerance: Tolerance | None = None
-    buffers: dict[str, np.ndarray] = field(default_factory=dict, compare=False, repr=False)
 
     def make_buffers(self) -> dict[str, np.ndarray]:
         """Fresh bytes of every buffer, `out` first; the same on every machine."""
