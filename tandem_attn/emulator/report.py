@@ -15,6 +15,7 @@ KINDS = {
     "misaligned": "an address that is not a multiple of what the instruction requires",
     "uninitialised": "a read of shared memory, TMEM or a register that nothing has written",
     "register-in-flight": "a register touched while an asynchronous instruction still reads or writes it",
+    "tmem-load-use": "a result of tcgen05.ld used before tcgen05.wait::ld (Triton's kernels do, relying on ptxas; asked for by name only)",
     "tmem-allocation": "TMEM columns over 512, never freed, freed twice, or used without an allocation",
     "shared-capacity": "more shared memory than the chip has",
     "register-budget": "setmaxnreg outside its range, or a warp group's budgets over the register file",

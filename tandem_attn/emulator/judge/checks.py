@@ -10,6 +10,7 @@ from tandem_attn.emulator.report import KINDS
 ALWAYS = frozenset(("deadlock", "trap", "assert", "out-of-bounds", "misaligned", "undefined"))  # a run cannot go on, or its values mean nothing
 RACES = frozenset(("race", "missing-proxy-fence"))
 CHECKS = frozenset(KINDS)
+BY_NAME = frozenset(("tmem-load-use",))  # never part of "default" or "all"
 
 
 def chosen(checks: str | Iterable[str]) -> frozenset[str]:
@@ -17,9 +18,9 @@ def chosen(checks: str | Iterable[str]) -> frozenset[str]:
     if checks == "none":
         return ALWAYS
     if checks == "default":
-        return CHECKS - RACES
+        return CHECKS - RACES - BY_NAME
     if checks == "all":
-        return CHECKS
+        return CHECKS - BY_NAME
     names = frozenset((checks,) if isinstance(checks, str) else checks)
     unknown = names - CHECKS
     if unknown:

@@ -35,6 +35,7 @@ class AsyncOp:
     agent: AsyncAgent | None = None
     stage: int = 0
     waiters: list[Any] = field(default_factory=list)
+    partners: tuple[AsyncOp, ...] = ()  # operations of other warps that complete together with this one
 
     @property
     def done(self) -> bool:
@@ -54,21 +55,25 @@ class AsyncEngine:
         self.queues: dict[Any, deque[AsyncOp]] = {}
         self.serial = 0
 
-    def submit(self, op: AsyncOp) -> AsyncOp:
-        """Start an operation."""
+    def submit(self, op: AsyncOp, now: bool = False) -> AsyncOp:
+        """Start an operation; `now` completes it at once whatever the schedule."""
+        for each in (*op.partners, op):
+            self._announce(each)
+        key = op.order if op.order is not None else ("free", op.serial)
+        if now or (self.schedule == "at-issue" and key not in self.queues):
+            while not op.done:
+                self._advance(op)
+            return op
+        self.queues.setdefault(key, deque()).append(op)
+        return op
+
+    def _announce(self, op: AsyncOp) -> None:
         self.serial += 1
         op.serial = self.serial
         machine = self.machine
         if machine.observed:
             op.agent = AsyncAgent(op.serial, op.kind, op.warp.agent, op.lanes, machine.site(op.index))
             machine.emit(Issue(op.agent, op.agent.site, str(op.order or "")))
-        key = op.order if op.order is not None else ("free", op.serial)
-        if self.schedule == "at-issue" and key not in self.queues:
-            while not op.done:
-                self._advance(op)
-            return op
-        self.queues.setdefault(key, deque()).append(op)
-        return op
 
     def _advance(self, op: AsyncOp) -> None:
         machine = self.machine
@@ -77,13 +82,14 @@ class AsyncEngine:
             op.stages[op.stage]()
         finally:
             machine.acting = previous
-        op.stage += 1
         machine.progress += 1
-        if machine.observed and op.agent is not None:
-            machine.emit(Complete(op.agent, op.via, "done" if op.done else "read"))
-        for warp in op.waiters:
-            machine.wake(warp)
-        op.waiters.clear()
+        for each in (op, *op.partners):
+            each.stage += 1
+            if machine.observed and each.agent is not None:
+                machine.emit(Complete(each.agent, each.via, "done" if each.done else "read"))
+            for warp in each.waiters:
+                machine.wake(warp)
+            each.waiters.clear()
 
     def complete_one(self) -> bool:
         """Carry out one stage of one operation; False when none is in flight. Latest: the youngest queue head, so that others wait longest."""

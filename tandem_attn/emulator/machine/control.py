@@ -9,6 +9,7 @@ import numpy as np
 from tandem_attn.emulator.errors import ExecutionError
 from tandem_attn.emulator.machine.warp import Blocked, Frame, Warp
 from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.ops.in_flight import Watch
 from tandem_attn.emulator.ptx.link import names
 from tandem_attn.emulator.ptx.nodes import Group, Instruction, Reg, Symbol
 from tandem_attn.emulator.ptx.program import EXIT, Segment
@@ -27,6 +28,7 @@ class Control:
         self.program = machine.program
         self.links = machine.launch.links
         self.orders: dict[int, tuple[str, str]] = {}
+        self.watch = Watch(machine)
 
     def ordering(self, index: int) -> tuple[str, str]:
         """Memory semantics and scope of an instruction, from its modifiers."""
@@ -57,7 +59,7 @@ class Control:
                 continue
             segment = segments[at]
             if warp.in_flight:
-                self.check_in_flight(warp, segment)
+                self.watch.check(warp, segment)
             functions.run(segment, warp, frame.mask)
             warp.instructions += segment.end - segment.start
             kind = segment.kind
@@ -263,16 +265,3 @@ class Control:
         self.rotate(warp)
         self.machine.blocked(warp, why)
         return True
-
-    def check_in_flight(self, warp: Warp, segment: Segment) -> None:
-        """Report a register that an asynchronous instruction still uses."""
-        for reg in segment.touched:
-            item = warp.in_flight.get((reg.cls, reg.slot))
-            if item is None:
-                continue
-            index = item.conflict(self.program.code[segment.start : segment.end], reg)
-            if index is not None:
-                line, text = item.ins.line, item.ins.opcode
-                message = f"{reg.name} is used while `{text}` of PTX line {line} may still be in flight"
-                self.machine.report(Fault("register-in-flight", message), warp, index)
-                del warp.in_flight[reg.cls, reg.slot]

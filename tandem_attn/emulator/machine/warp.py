@@ -66,6 +66,7 @@ class Warp:
         self.in_flight: dict[tuple[str, int], Any] = {}  # registers that an asynchronous operation reads or writes
         self.tmem_loads: list[Any] = []  # tcgen05.ld since the last wait::ld
         self.tmem_stores: list[Any] = []
+        self.cp_async: list[Any] = []  # cp.async since the last cp.async.mbarrier.arrive
         self.wgmma_open: list[Any] = []  # issued, not committed
         self.wgmma_ready: list[Any] = []  # committed, waiting for the other warps of the warpgroup
         self.wgmma_fenced = False

@@ -188,7 +188,7 @@ def ld(ins: Instruction) -> Handler:
                 w.put(reduced, reduce(value, ins, kind), m)
 
         op = AsyncOp("tcgen05.ld", w, w.lane_bits(m), ins.index, [stage], via="tcgen05-order")
-        w.cta.machine.engine.submit(op)
+        w.cta.machine.engine.submit(op, now=True)  # ptxas keeps register dependences of a load, so its result is never late
         w.tmem_loads.append(op)
         for slot in slots + ([reduced.slot] if isinstance(reduced, Reg) else []):
             w.in_flight["r", slot] = InFlight(op, ins, writes=True)

@@ -7,7 +7,7 @@ and A registers are in flight: touching them is reported.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,13 +59,6 @@ class Work:
     op: AsyncOp | None = None
 
 
-@dataclass(slots=True)
-class WarpGroup:
-    """Work issued by the four warps, in order."""
-
-    queues: tuple[list[Work], ...] = field(default_factory=lambda: ([], [], [], []))
-
-
 def parse(ins: Instruction) -> Form:
     shape = next((_SHAPE.fullmatch(m) for m in ins.mods if m.startswith("m64")), None)
     kinds = [m for m in ins.mods if m in ("f32", "f16", "bf16", "tf32", "e4m3", "e5m2", "s32", "s8", "u8")]
@@ -105,17 +98,15 @@ def mma_async(ins: Instruction) -> Handler:
         if not w.wgmma_fenced:
             text = "wgmma.mma_async without a wgmma.fence behind the last write of its registers"
             w.cta.machine.report(Fault("register-in-flight", text, fatal=False), w, ins.index)
-        group = w.cta.warpgroups.setdefault(w.index // 4, WarpGroup())
-        queue = group.queues[w.index % 4]
-        queue.append(work)
-        op = AsyncOp("wgmma", w, 0xFFFFFFFF, ins.index, [lambda: _advance(group, work)], order=("wgmma", w.cta.linear, w.index // 4), via="wgmma-group")
+        op = AsyncOp("wgmma", w, 0xFFFFFFFF, ins.index, [], order=("wgmma", w.cta.linear, w.index // 4), via="wgmma-group")
+        op.stages = [_partner]
         work.op = op
         add_to_group(w, "wgmma", (0,), op)
         for slot in form.d:
             w.in_flight["r", slot] = InFlight(op, ins, writes=True, chain=ins.opcode)
         for slot in form.a:
             w.in_flight["r", slot] = InFlight(op, ins, writes=False)
-        w.wgmma_open.append(op)
+        w.wgmma_open.append(work)
 
     return run
 
@@ -139,14 +130,10 @@ def commit_group(ins: Instruction) -> Handler:
         commit(w, "wgmma", np.zeros(1, np.int64), ins.index)
         opened, w.wgmma_open = w.wgmma_open, []
         w.wgmma_ready += opened
-        group = w.cta.warpgroups.get(w.index // 4)
-        if group is None:
-            return
         mates = w.cta.warps[w.index // 4 * 4 : w.index // 4 * 4 + 4]
         count = min(len(mate.wgmma_ready) for mate in mates)
         for i in range(count):
-            for mate in mates:
-                w.cta.machine.engine.submit(mate.wgmma_ready[i])
+            launch([mate.wgmma_ready[i] for mate in mates])
         for mate in mates:
             del mate.wgmma_ready[:count]
 
@@ -168,18 +155,22 @@ def wait_group(ins: Instruction) -> Handler:
 
 
 # ---- execution
-def _advance(group: WarpGroup, work: Work) -> None:
-    """Completion of one warp's part. The warpgroup's product is computed with the part of the last warp; consecutive ones on the same
-    accumulators are computed together."""
-    queues = group.queues
-    if not all(queues) or any(q[0].form.index != queues[0][0].form.index for q in queues):
+def _partner() -> None:
+    """The part of a warp is done with the part of the last warp of its warpgroup."""
+
+
+def launch(parts: list[Work]) -> None:
+    """Start one instruction once all four warps have committed it: one product for the warpgroup."""
+    first = parts[0]
+    if any(p.form.index != first.form.index for p in parts):
         raise Fault("undefined", "the warps of a warpgroup execute different wgmma instructions")
-    if work is not queues[3][0]:
-        return
-    parts = [q.pop(0) for q in queues]
-    if len({(p.b, p.accumulate) for p in parts}) != 1 or (not parts[0].form.a and len({p.a for p in parts}) != 1):
+    if len({(p.b, p.accumulate) for p in parts}) != 1 or (not first.form.a and len({p.a for p in parts}) != 1):
         raise Fault("undefined", "the warps of a warpgroup pass different descriptors")
-    execute(parts)
+    ops = [p.op for p in parts if p.op is not None]
+    last = ops[-1]
+    last.partners = tuple(ops[:-1])
+    last.stages = [lambda: execute(parts)]
+    first.warp.cta.machine.engine.submit(last)
 
 
 def tile(w: Warp, parts: list[Work], d: Descriptor, rows: int, kind: str, mn: bool) -> Array:
