@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.emulator.ptx.case import Case
-from tests.emulator.ptx.catalog import FAMILIES, cases
+from tests.emulator.ptx.catalog import EXTRA, FAMILIES, cases
 
 WORKERS = 6
 TIMEOUT = 40  # seconds without a finished case before a worker counts as hung
@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit")
-    parser.add_argument("--family", nargs="*", default=list(FAMILIES))
+    parser.add_argument("--family", nargs="*", default=[*FAMILIES, *EXTRA])
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,8 @@ def keep(folder: Path, record: dict, outputs: dict[str, np.ndarray], found: dict
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "h200.json").write_text(json.dumps(record, indent=1) + "\n")
     unequal = [name for verdicts in found.values() for name, (verdict, _) in verdicts.items() if verdict != "equal" and name in outputs]
-    np.savez_compressed(folder / "h200_0.npz", **{name.replace("/", "|"): outputs[name] for name in unequal})
+    arrays: dict[str, Any] = {name.replace("/", "|"): outputs[name] for name in unequal}
+    np.savez_compressed(folder / "h200_0.npz", **arrays)
 
 
 def main() -> None:

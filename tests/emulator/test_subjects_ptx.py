@@ -16,7 +16,7 @@ triton = pytest.importorskip("triton", reason="ptxas comes in Triton's wheel: pi
 PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 
 
-@pytest.mark.parametrize("family", catalog.FAMILIES)
+@pytest.mark.parametrize("family", [*catalog.FAMILIES, *catalog.EXTRA])
 def test_ptxas_assembles(family, tmp_path):
     """The whole family as one module, the entries renamed apart."""
     text = HEADER

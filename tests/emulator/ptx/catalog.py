@@ -4,7 +4,21 @@ from importlib import import_module
 
 from tests.emulator.ptx.case import Case
 
-FAMILIES = ("alu_integer", "alu_float", "cvt", "warp", "matrix", "wgmma", "probes", "tma", "bulk", "cluster", "barriers", "memory")
+FAMILIES = (
+    "alu_integer",
+    "alu_float",
+    "cvt",
+    "warp",
+    "matrix",
+    "wgmma",
+    "probes",
+    "tma",
+    "bulk",
+    "cluster",
+    "barriers",
+    "memory",
+)
+EXTRA = ("dense",)  # recorded on a GPU for study; too large for the tests
 
 
 def cases(family: str) -> list[Case]:
