@@ -44,18 +44,11 @@ def loads_and_stores() -> Iterator[Case]:
         body = start() + copy_in("in_a", BYTES) + PEER + address(16) + cluster_barrier()
         body += ".reg .b32 %v; ld.shared::cluster.b32 %v, [%theirs+4]; " + result("%v") + cluster_barrier()
         yield case(f"ld.shared::cluster.b32 cluster {cluster}", body, Input("fill", 512 * cluster), "ld", cluster)
-    for form, registers, bits in (
-        ("v4.b32", "{%v0, %v1, %v2, %v3}", 32),
-        ("v2.b64", "{%w0, %w1}", 64),
-        ("b64", "%w0", 64),
-        ("b8", "%h0", 8),
-    ):
-        body = start() + copy_in("in_a", BYTES) + PEER + address(16, BYTES) + cluster_barrier()
-        body += ".reg .b32 %v<4>; .reg .b64 %w<2>; .reg .b16 %h<1>; "
+    for form, registers in (("v4.b32", "{%v0, %v1, %v2, %v3}"), ("v2.b64", "{%w0, %w1}"), ("b64", "%w0"), ("b8", "%h0")):
+        body = start() + copy_in("in_a", BYTES) + PEER + address(16, BYTES)
+        body += "st.shared.v4.b32 [%mine+2048], {0, 0, 0, 0}; " + cluster_barrier() + ".reg .b32 %v<4>; .reg .b64 %w<2>; .reg .b16 %h<1>; "
         body += f"ld.shared.{form} {registers}, [%mine]; st.shared::cluster.{form} [%theirs], {registers}; " + cluster_barrier()
-        fill = "st.shared.v4.b32 [%mine+2048], {0, 0, 0, 0}; " if bits else ""
-        body = body.replace(cluster_barrier(), fill + cluster_barrier(), 1) + copy_out(BYTES, BYTES)
-        yield case(f"st.shared::cluster.{form}", body, Input("fill", 2 * BYTES), "st")
+        yield case(f"st.shared::cluster.{form}", body + copy_out(BYTES, BYTES), Input("fill", 2 * BYTES), "st")
     body = start() + copy_in("in_a", BYTES) + PEER + address(16) + cluster_barrier()
     body += ".reg .b64 %generic; .reg .b32 %v, %owner; cvt.u64.u32 %generic, %mine; cvta.shared.u64 %generic, %generic; "
     body += "mapa.u64 %generic, %generic, %peer; ld.b32 %v, [%generic]; getctarank.u64 %owner, %generic; "
