@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tandem_attn.emulator import ops  # noqa: F401 - fills the table of instructions
-from tandem_attn.emulator.codegen.segments import NumpySegments
+from tandem_attn.emulator.codegen import native
+from tandem_attn.emulator.codegen.segments import LlvmSegments, NumpySegments
 from tandem_attn.emulator.errors import LaunchError
 from tandem_attn.emulator.events import Observer
 from tandem_attn.emulator.judge.checks import chosen
+from tandem_attn.emulator.launch.launch import Launch
 from tandem_attn.emulator.launch.prepare import prepare
 from tandem_attn.emulator.machine.async_ops import SCHEDULES
 from tandem_attn.emulator.machine.machine import Machine
@@ -61,7 +63,7 @@ def run(
     wanted = chosen(checks)
     launch, resident = prepare(kernel, args, grid, block=block, cluster=cluster, shared=shared, entry=entry)
     parse_s = time.perf_counter() - began
-    segments = make_segments(backend, launch, bool(observers))
+    segments = make_segments(backend, launch)
     bar = Bar(len(launch.clusters)) if progress else None
     machine = Machine(
         launch, segments, schedule=schedule, seed=seed, resident_ctas=resident_ctas or resident, observers=observers,
@@ -78,9 +80,12 @@ def run(
     return Result(reports, statistics, machine.finished)
 
 
-def make_segments(backend: str, launch: Any, observed: bool) -> NumpySegments:
+def make_segments(backend: str, launch: Launch) -> NumpySegments:
     """The executable form for a backend name."""
-    del observed
-    if backend not in ("auto", "numpy"):
-        raise LaunchError(f"backend {backend!r} is not available")
-    return NumpySegments(launch.program, launch.links)
+    if backend not in ("auto", "numpy", "llvm"):
+        raise LaunchError(f"backend {backend!r} is not one of auto, numpy, llvm")
+    if backend == "llvm" and not native.available():
+        raise LaunchError("backend 'llvm' needs llvmlite: pip install tandem-attn[emulator]")
+    if backend == "numpy" or not native.available():
+        return NumpySegments(launch.program, launch.links)
+    return LlvmSegments(launch.program, launch.links)

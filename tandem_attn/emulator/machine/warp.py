@@ -54,6 +54,7 @@ class Warp:
         self.Ru, self.Ri, self.Rf = views["ru"], views["ri"], views["rf"]
         self.Du, self.Di, self.Df = views["du"], views["di"], views["df"]
         self.Q = self.file.q
+        self.files = self.file.addresses.ctypes.data  # what native code gets
         self.alive: Array | None = None  # lanes that exist and have not exited; None is all
         self.stack = [Frame(entry, -1, None)]
         self.blocked: Blocked | None = None
