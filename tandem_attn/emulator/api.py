@@ -64,17 +64,18 @@ def run(
     launch, resident = prepare(kernel, args, grid, block=block, cluster=cluster, shared=shared, entry=entry)
     parse_s = time.perf_counter() - began
     segments = make_segments(backend, launch)
+    made_before = segments.codegen_s
     bar = Bar(len(launch.clusters)) if progress else None
     machine = Machine(
         launch, segments, schedule=schedule, seed=seed, resident_ctas=resident_ctas or resident, observers=observers,
-        check_uninitialised="uninitialised" in wanted, tick=bar.tick if bar else None,
+        wanted=wanted, tick=bar.tick if bar else None,
     )  # fmt: skip
     machine.run()
     if bar is not None:
         bar.close()
     statistics = machine.statistics
-    statistics.parse_s, statistics.codegen_s, statistics.backend = parse_s, segments.codegen_s, segments.name
-    statistics.run_s -= segments.codegen_s
+    statistics.parse_s, statistics.codegen_s, statistics.backend = parse_s, segments.codegen_s - made_before, segments.name
+    statistics.run_s -= statistics.codegen_s
     del trace
     reports = [r for r in machine.reports if r.kind in wanted]
     return Result(reports, statistics, machine.finished)
@@ -86,6 +87,9 @@ def make_segments(backend: str, launch: Launch) -> NumpySegments:
         raise LaunchError(f"backend {backend!r} is not one of auto, numpy, llvm")
     if backend == "llvm" and not native.available():
         raise LaunchError("backend 'llvm' needs llvmlite: pip install tandem-attn[emulator]")
-    if backend == "numpy" or not native.available():
-        return NumpySegments(launch.program, launch.links)
-    return LlvmSegments(launch.program, launch.links)
+    kind = NumpySegments if backend == "numpy" or not native.available() else LlvmSegments
+    engines = launch.program.engines
+    if kind.name not in engines:
+        engines[kind.name] = kind(launch.program, launch.links)
+    found: NumpySegments = engines[kind.name]
+    return found

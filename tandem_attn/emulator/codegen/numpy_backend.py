@@ -224,7 +224,7 @@ class NumpyBuilder(Builder):
         self.flush(named)
         guard = self.guard
         call = f"{name}(w,{guard})"
-        self.lines.append(f"if {guard} is None or {guard}.any(): {call}" if guard is not None else call)
+        self.lines.append(f"if {guard}.tobytes()!=NOBODY: {call}" if guard is not None else call)
         self.forget(named)
 
 
@@ -253,7 +253,7 @@ def _function(b: NumpyBuilder, label: str) -> Callable[[Any, Any], None]:
     text = "\n ".join(b.lines or ["pass"])
     used = [v for v in ("P", "Hu", "Hi", "Hf", "Ru", "Ri", "Rf", "Du", "Di", "Df") if f"{v}[" in text]
     head = "def segment(w,m):\n " + "".join(f"{v}=w.{v}\n " for v in used)
-    space: dict[str, Any] = {"np": np, "rt": numpy_runtime, "copyto": np.copyto}
+    space: dict[str, Any] = {"np": np, "rt": numpy_runtime, "copyto": np.copyto, "NOBODY": bytes(32)}
     space |= {name: np.dtype(name) for name in DTYPE.values()}
     space |= b.names
     exec(compile(head + text + "\n", label, "exec"), space)  # noqa: S102 - generated from checked PTX

@@ -71,6 +71,7 @@ class Warp:
         self.wgmma_open: list[Any] = []  # issued, not committed
         self.wgmma_ready: list[Any] = []  # committed, waiting for the other warps of the warpgroup
         self.wgmma_fenced = False
+        self.mma_chain = 0  # numbers the accumulations of tcgen05.mma that this warp has begun
         self.max_registers = cta.launch.registers
         self.time_out = False  # the blocked try_wait returns false now
         self.timed_out_at = -1

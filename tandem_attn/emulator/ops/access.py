@@ -106,3 +106,8 @@ def one_copy(lanes: Array, *operands: Array) -> tuple[Array, bool]:
     if len(lanes) > 1 and all((o[lanes] == o[lanes[0]]).all() for o in operands):
         return lanes[:1], True
     return lanes, False
+
+
+def compact(slots: list[int]) -> Any:
+    """Register slots as an index: a slice where they are consecutive (as compilers number them), else the list."""
+    return slice(slots[0], slots[-1] + 1) if slots == list(range(slots[0], slots[0] + len(slots))) else slots

@@ -14,10 +14,10 @@ from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.addresses import OFFSET_MASK, RANK_SHIFT
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.operands import chunk_indices, gather, tcgen05_descriptor
+from tandem_attn.emulator.memory.operands import gather, tcgen05_descriptor
 from tandem_attn.emulator.memory.tmem import COLUMNS
 from tandem_attn.emulator.ops import mbarrier
-from tandem_attn.emulator.ops.access import Array, items, lanes_of, reader, shared_address, uniform
+from tandem_attn.emulator.ops.access import Array, compact, items, lanes_of, reader, shared_address, uniform
 from tandem_attn.emulator.ops.in_flight import InFlight, release
 from tandem_attn.emulator.ops.registry import Handler, machine
 from tandem_attn.emulator.ops.tcgen05_mma import order_key, pair, unpack
@@ -164,22 +164,26 @@ def ld(ins: Instruction) -> Handler:
         raise UnsupportedInstruction(f"{len(targets)} registers where {count} are moved", ins.line, ins.text)
     lane, column = cells(shape, count, split, ins.has("pack::16b"))
     address, offset = uniform(source.base, np.uint32), source.offset
-    slots = [r.slot for r in targets]
+    slots = compact([r.slot for r in targets])
+    simple = shape == "32x32b" and not ins.has("pack::16b")
     reduced = ins.operands[1] if red else None
     kind = ins.mods[-1]
 
     def run(w: Warp, m: Array | None) -> None:
         at = address(w, m) + offset
         columns, lanes = _place(w, at, lane, column, ins)
+        part: Any = (columns, lanes)
+        if simple:
+            part = (slice(at & 0xFFFF, (at & 0xFFFF) + count), slice(at >> 16, (at >> 16) + 32))
 
         def stage() -> None:
             memory = w.cta.tmem
-            if memory.track and not memory.written[columns, lanes].all():
+            if memory.track and not memory.written[part].all():
                 where = int(columns.reshape(-1)[(~memory.written[columns, lanes]).reshape(-1).argmax()])
                 w.cta.machine.report(Fault("uninitialised", f"TMEM column {where} is read, but was not written in all lanes"), w, ins.index)
             _observe(w, ins.index, columns, lanes, AccessKind.READ)
-            got = memory.data[columns, lanes]
-            value = got[..., 0] if got.shape[-1] == 1 else (got[..., 0] & np.uint32(0xFFFF)) | got[..., 1] << np.uint32(16)
+            got = memory.data[part]
+            value = got if simple else got[..., 0] if got.shape[-1] == 1 else (got[..., 0] & np.uint32(0xFFFF)) | got[..., 1] << np.uint32(16)
             if m is None:
                 w.Ru[slots] = value
             else:
@@ -190,8 +194,10 @@ def ld(ins: Instruction) -> Handler:
         op = AsyncOp("tcgen05.ld", w, w.lane_bits(m), ins.index, [stage], via="tcgen05-order")
         w.cta.machine.engine.submit(op, now=True)  # ptxas keeps register dependences of a load, so its result is never late
         w.tmem_loads.append(op)
-        for slot in slots + ([reduced.slot] if isinstance(reduced, Reg) else []):
-            w.in_flight["r", slot] = InFlight(op, ins, writes=True)
+        if not w.cta.machine.check_load_use:
+            return
+        for reg in (*targets, *((reduced,) if isinstance(reduced, Reg) else ())):
+            w.in_flight["r", reg.slot] = InFlight(op, ins, writes=True)
 
     return run
 
@@ -226,14 +232,29 @@ def st(ins: Instruction) -> Handler:
         raise UnsupportedInstruction(f"{len(values)} registers where {count} are moved", ins.line, ins.text)
     lane, column = cells(shape, count, split, ins.has("unpack::16b"))
     address, offset = uniform(target.base, np.uint32), target.offset
-    slots = [o.slot for o in items(ins.operands[-1]) if isinstance(o, Reg)]
-    plain = len(slots) == count
+    registers = [o.slot for o in items(ins.operands[-1]) if isinstance(o, Reg)]
+    plain = len(registers) == count
+    slots = compact(registers)
+    simple = shape == "32x32b" and not ins.has("unpack::16b")
+
+    def submit(w: Warp, part: Any, data: Array, where: tuple[Array, Array], m: Array | None) -> None:
+        def stage() -> None:
+            _observe(w, ins.index, *where, AccessKind.WRITE)
+            w.cta.tmem.data[part] = data
+            w.cta.tmem.written[part] = True
+
+        op = AsyncOp("tcgen05.st", w, w.lane_bits(m), ins.index, [stage], via="tcgen05-order")
+        w.cta.machine.engine.submit(op)
+        w.tmem_stores.append(op)
 
     def run(w: Warp, m: Array | None) -> None:
         w.current = ins.index
         at = address(w, m) + offset
         columns, lanes = _place(w, at, lane, column, ins)
         data = w.Ru[slots] if plain else np.stack([v(w) for v in values])
+        if simple and m is None:
+            submit(w, (slice(at & 0xFFFF, (at & 0xFFFF) + count), slice(at >> 16, (at >> 16) + 32)), data.copy(), (columns, lanes), m)
+            return
         if columns.shape[-1] == 2:
             data = np.stack([data & np.uint32(0xFFFF), data >> np.uint32(16)], -1)
         else:
@@ -241,14 +262,7 @@ def st(ins: Instruction) -> Handler:
         where = (columns, lanes) if m is None else (columns[:, m], lanes[:, m])
         chosen = data if m is None else data[:, m]
 
-        def stage() -> None:
-            _observe(w, ins.index, *where, AccessKind.WRITE)
-            w.cta.tmem.data[where] = chosen
-            w.cta.tmem.written[where] = True
-
-        op = AsyncOp("tcgen05.st", w, w.lane_bits(m), ins.index, [stage], via="tcgen05-order")
-        w.cta.machine.engine.submit(op)
-        w.tmem_stores.append(op)
+        submit(w, where, chosen, where, m)
 
     return run
 
@@ -335,7 +349,7 @@ def cp(ins: Instruction) -> Handler:
 
         def one(cta: CTA) -> None:
             d = tcgen05_descriptor(raw)
-            check_read(w, cta, chunk_indices(d, rows, size, 1, False), "tcgen05.cp")
+            check_read(w, cta, d, rows, size, 1, False, "tcgen05.cp")
             data, index = gather(cta.shared.data, d, rows, size, 1, False)
             engine = cta.machine
             if engine.observed:
