@@ -17,7 +17,7 @@ from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.operands import gather, tcgen05_descriptor
 from tandem_attn.emulator.memory.tmem import COLUMNS
 from tandem_attn.emulator.ops import mbarrier
-from tandem_attn.emulator.ops.access import Array, compact, items, lanes_of, reader, shared_address, uniform
+from tandem_attn.emulator.ops.access import Array, compact, items, lane_list, lanes_of, reader, scalar, shared_address, shared_scalar, uniform
 from tandem_attn.emulator.ops.in_flight import InFlight, release
 from tandem_attn.emulator.ops.registry import Handler, machine
 from tandem_attn.emulator.ops.tcgen05_mma import order_key, pair, unpack
@@ -134,14 +134,14 @@ def _shape(ins: Instruction) -> tuple[str, int]:
     return shape, repeat * {"16x128b": 2, "16x256b": 4}.get(shape, 1)
 
 
-def _place(w: Warp, address: int, lane: Array, column: Array, ins: Instruction) -> tuple[Array, Array]:
-    """Absolute columns and lanes. Raises Fault outside the warp's quarter of the lanes and outside allocations."""
+def _check_place(w: Warp, address: int, last_lane: int, columns: int) -> tuple[int, int]:
+    """First column and lane. Raises Fault outside the warp's quarter of the lanes and outside allocations."""
     base_lane, base_column = address >> 16, address & 0xFFFF
     quarter = w.index % 4 * 32
-    if not quarter <= base_lane <= quarter + 31 or base_lane + int(lane.max()) > quarter + 31:
-        raise Fault("out-of-bounds", f"warp {w.index} accesses TMEM lanes {base_lane} .. {base_lane + int(lane.max())}; its are {quarter} .. {quarter + 31}")
-    w.cta.tmem.require_allocated(base_column + int(column.min()), int(column.max()) - int(column.min()) + 1)
-    return column + base_column, lane + base_lane
+    if not quarter <= base_lane <= quarter + 31 - last_lane:
+        raise Fault("out-of-bounds", f"warp {w.index} accesses TMEM lanes {base_lane} .. {base_lane + last_lane}; its are {quarter} .. {quarter + 31}")
+    w.cta.tmem.require_allocated(base_column, columns)
+    return base_column, base_lane
 
 
 def _observe(w: Warp, index: int, columns: Array, lanes: Array, kind: AccessKind) -> None:
@@ -165,23 +165,21 @@ def ld(ins: Instruction) -> Handler:
     lane, column = cells(shape, count, split, ins.has("pack::16b"))
     address, offset = uniform(source.base, np.uint32), source.offset
     slots = compact([r.slot for r in targets])
+    last_lane, width = int(lane.max()), int(column.max()) + 1
     simple = shape == "32x32b" and not ins.has("pack::16b")
     reduced = ins.operands[1] if red else None
     kind = ins.mods[-1]
 
     def run(w: Warp, m: Array | None) -> None:
-        at = address(w, m) + offset
-        columns, lanes = _place(w, at, lane, column, ins)
-        part: Any = (columns, lanes)
-        if simple:
-            part = (slice(at & 0xFFFF, (at & 0xFFFF) + count), slice(at >> 16, (at >> 16) + 32))
+        first, low = _check_place(w, address(w, m) + offset, last_lane, width)
+        part: Any = (slice(first, first + count), slice(low, low + 32)) if simple else (column + first, lane + low)
 
         def stage() -> None:
             memory = w.cta.tmem
             if memory.track and not memory.written[part].all():
-                where = int(columns.reshape(-1)[(~memory.written[columns, lanes]).reshape(-1).argmax()])
+                where = int((column + first)[~memory.written[column + first, lane + low]][0])
                 w.cta.machine.report(Fault("uninitialised", f"TMEM column {where} is read, but was not written in all lanes"), w, ins.index)
-            _observe(w, ins.index, columns, lanes, AccessKind.READ)
+            _observe(w, ins.index, column + first, lane + low, AccessKind.READ)
             got = memory.data[part]
             value = got if simple else got[..., 0] if got.shape[-1] == 1 else (got[..., 0] & np.uint32(0xFFFF)) | got[..., 1] << np.uint32(16)
             if m is None:
@@ -232,6 +230,7 @@ def st(ins: Instruction) -> Handler:
         raise UnsupportedInstruction(f"{len(values)} registers where {count} are moved", ins.line, ins.text)
     lane, column = cells(shape, count, split, ins.has("unpack::16b"))
     address, offset = uniform(target.base, np.uint32), target.offset
+    last_lane, width = int(lane.max()), int(column.max()) + 1
     registers = [o.slot for o in items(ins.operands[-1]) if isinstance(o, Reg)]
     plain = len(registers) == count
     slots = compact(registers)
@@ -249,19 +248,16 @@ def st(ins: Instruction) -> Handler:
 
     def run(w: Warp, m: Array | None) -> None:
         w.current = ins.index
-        at = address(w, m) + offset
-        columns, lanes = _place(w, at, lane, column, ins)
+        first, low = _check_place(w, address(w, m) + offset, last_lane, width)
         data = w.Ru[slots] if plain else np.stack([v(w) for v in values])
+        where = (column + first, lane + low)
         if simple and m is None:
-            submit(w, (slice(at & 0xFFFF, (at & 0xFFFF) + count), slice(at >> 16, (at >> 16) + 32)), data.copy(), (columns, lanes), m)
+            submit(w, (slice(first, first + count), slice(low, low + 32)), data.copy(), where, m)
             return
-        if columns.shape[-1] == 2:
-            data = np.stack([data & np.uint32(0xFFFF), data >> np.uint32(16)], -1)
-        else:
-            data = data[..., None]
-        where = (columns, lanes) if m is None else (columns[:, m], lanes[:, m])
-        chosen = data if m is None else data[:, m]
-
+        data = np.stack([data & np.uint32(0xFFFF), data >> np.uint32(16)], -1) if where[0].shape[-1] == 2 else data[..., None].copy()
+        chosen = data
+        if m is not None:
+            where, chosen = (where[0][:, m], where[1][:, m]), data[:, m]
         submit(w, where, chosen, where, m)
 
     return run
@@ -294,22 +290,20 @@ def wait(ins: Instruction) -> Handler:
 @machine("tcgen05.commit", section=SECTION + "tcgen05.commit")
 def commit(ins: Instruction) -> Handler:
     """An arrival on the mbarrier (of every CTA in the mask) once the thread's earlier tcgen05 operations are complete."""
-    bar = shared_address(ins, ins.operands[0])
-    mask = reader(ins.operands[1], np.uint16) if len(ins.operands) > 1 else None
+    bar = shared_scalar(ins, ins.operands[0])
+    mask = scalar(ins.operands[1]) if len(ins.operands) > 1 else None
 
     def run(w: Warp, m: Array | None) -> None:
         w.current = ins.index
-        bars = bar(w)
-        chosen = mask(w) if mask is not None else None
-        for lane in lanes_of(m):
-            where = int(bars[lane])
-            ranks = [where >> RANK_SHIFT] if chosen is None else [r for r in range(16) if int(chosen[lane]) >> r & 1]
+        for lane in lane_list(m):
+            where = bar(w, lane)
+            ranks = [where >> RANK_SHIFT] if mask is None else [r for r in range(16) if mask(w, lane) >> r & 1]
 
             def stage(ranks: list[int] = ranks, offset: int = where & OFFSET_MASK) -> None:
                 for rank in ranks:
                     mbarrier.arrive_async(w, w.cta.peer(rank), offset)
 
-            w.cta.machine.engine.submit(AsyncOp("tcgen05.commit", w, 1 << int(lane), ins.index, [stage], order=order_key(w)))
+            w.cta.machine.engine.submit(AsyncOp("tcgen05.commit", w, 1 << lane, ins.index, [stage], order=order_key(w)))
 
     return run
 

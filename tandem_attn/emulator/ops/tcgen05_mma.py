@@ -15,7 +15,7 @@ from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, gather, tcgen05_descriptor, to_float
-from tandem_attn.emulator.ops.access import Array, items, lanes_of, reader
+from tandem_attn.emulator.ops.access import Array, items, lane_list, scalar
 from tandem_attn.emulator.ops.registry import Handler, machine
 from tandem_attn.emulator.ops.wgmma import check_read
 from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Memory, Operand, Vector
@@ -92,28 +92,28 @@ def mma(ins: Instruction) -> Handler:
     d, a, b, idesc = ins.operands[:4]
     assert isinstance(d, Memory)
     a_tmem = isinstance(a, Memory)
-    read_d, read_i = reader(d.base, np.uint32), reader(idesc, np.uint32)
-    read_a = reader(a.base, np.uint32) if isinstance(a, Memory) else reader(a, np.uint64)
+    read_d, read_i = scalar(d.base), scalar(idesc)
+    read_a = scalar(a.base) if isinstance(a, Memory) else scalar(a)
     a_offset = a.offset if isinstance(a, Memory) else 0
-    read_b = reader(b, np.uint64)
+    read_b = scalar(b)
     masks, enable, scale = _tail(ins, ins.operands[4:], ws)
-    read_masks = [reader(o, np.uint32) for o in masks]
-    read_enable = reader(enable, np.bool_)
+    read_masks = [scalar(o) for o in masks]
+    read_enable = scalar(enable)
 
     def run(w: Warp, m: Array | None) -> None:
         w.current = ins.index
-        lanes = lanes_of(m)
+        lanes = lane_list(m)
         if len(lanes) != 1:
             text = f"{len(lanes)} lanes issue tcgen05.mma; one thread should"
             w.cta.machine.report(Fault("unelected", text), w, ins.index)
         for lane in lanes:
-            shape = decode_idesc(int(read_i(w)[lane]), kind, group, ws)
-            disabled = sum(int(r(w)[lane]) << 32 * i for i, r in enumerate(read_masks))
+            shape = decode_idesc(read_i(w, lane), kind, group, ws)
+            disabled = sum(r(w, lane) << 32 * i for i, r in enumerate(read_masks))
             work = Mma(
-                shape, group, ws, int(read_d(w)[lane]) + d.offset, int(read_a(w)[lane]) + a_offset, a_tmem, int(read_b(w)[lane]),
-                bool(read_enable(w)[lane]), scale, disabled,
+                shape, group, ws, read_d(w, lane) + d.offset, read_a(w, lane) + a_offset, a_tmem, read_b(w, lane),
+                bool(read_enable(w, lane)), scale, disabled,
             )  # fmt: skip
-            submit(w, ins, int(lane), work)
+            submit(w, ins, lane, work)
 
     return run
 
