@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tandem_attn.emulator import ops  # noqa: F401 - fills the table of instructions
-from tandem_attn.emulator.codegen.segments import NumpySegments
+from tandem_attn.emulator.codegen import native
+from tandem_attn.emulator.codegen.segments import LlvmSegments, NumpySegments
 from tandem_attn.emulator.errors import LaunchError
 from tandem_attn.emulator.events import Observer
 from tandem_attn.emulator.judge.checks import chosen
+from tandem_attn.emulator.launch.launch import Launch
 from tandem_attn.emulator.launch.prepare import prepare
 from tandem_attn.emulator.machine.async_ops import SCHEDULES
 from tandem_attn.emulator.machine.machine import Machine
@@ -61,26 +63,33 @@ def run(
     wanted = chosen(checks)
     launch, resident = prepare(kernel, args, grid, block=block, cluster=cluster, shared=shared, entry=entry)
     parse_s = time.perf_counter() - began
-    segments = make_segments(backend, launch, bool(observers))
+    segments = make_segments(backend, launch)
+    made_before = segments.codegen_s
     bar = Bar(len(launch.clusters)) if progress else None
     machine = Machine(
         launch, segments, schedule=schedule, seed=seed, resident_ctas=resident_ctas or resident, observers=observers,
-        check_uninitialised="uninitialised" in wanted, tick=bar.tick if bar else None,
+        wanted=wanted, tick=bar.tick if bar else None,
     )  # fmt: skip
     machine.run()
     if bar is not None:
         bar.close()
     statistics = machine.statistics
-    statistics.parse_s, statistics.codegen_s, statistics.backend = parse_s, segments.codegen_s, segments.name
-    statistics.run_s -= segments.codegen_s
+    statistics.parse_s, statistics.codegen_s, statistics.backend = parse_s, segments.codegen_s - made_before, segments.name
+    statistics.run_s -= statistics.codegen_s
     del trace
     reports = [r for r in machine.reports if r.kind in wanted]
     return Result(reports, statistics, machine.finished)
 
 
-def make_segments(backend: str, launch: Any, observed: bool) -> NumpySegments:
+def make_segments(backend: str, launch: Launch) -> NumpySegments:
     """The executable form for a backend name."""
-    del observed
-    if backend not in ("auto", "numpy"):
-        raise LaunchError(f"backend {backend!r} is not available")
-    return NumpySegments(launch.program, launch.links)
+    if backend not in ("auto", "numpy", "llvm"):
+        raise LaunchError(f"backend {backend!r} is not one of auto, numpy, llvm")
+    if backend == "llvm" and not native.available():
+        raise LaunchError("backend 'llvm' needs llvmlite: pip install tandem-attn[emulator]")
+    kind = NumpySegments if backend == "numpy" or not native.available() else LlvmSegments
+    engines = launch.program.engines
+    if kind.name not in engines:
+        engines[kind.name] = kind(launch.program, launch.links)
+    found: NumpySegments = engines[kind.name]
+    return found

@@ -13,20 +13,19 @@ import numpy as np
 
 from tandem_attn.emulator.codegen import numpy_runtime
 from tandem_attn.emulator.codegen.builder import Builder, Val, size_of, width_of
+from tandem_attn.emulator.ops.registry import Handler, lookup
 from tandem_attn.emulator.ptx.nodes import Instruction, Reg
-from tandem_attn.emulator.ptx.operands import registers, results, sources
-from tandem_attn.emulator.ptx.program import Program, Segment
+from tandem_attn.emulator.ptx.operands import registers
+from tandem_attn.emulator.ptx.program import Program
 
 DTYPE = {"b": "bool", **{f"{k}{n}": f"{w}{n * 8}" for k, w in (("u", "uint"), ("i", "int")) for n in (1, 2, 4, 8)}}
 DTYPE |= {"f2": "float16", "f4": "float32", "f8": "float64"}
 _VIEW = {"h": {"u": "Hu", "i": "Hi", "f": "Hf"}, "r": {"u": "Ru", "i": "Ri", "f": "Rf"}, "d": {"u": "Du", "i": "Di", "f": "Df"}}
+_SPACE = {"np": np, "rt": numpy_runtime} | {name: np.dtype(name) for name in DTYPE.values()}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>"}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _UNARY = {"sqrt": "np.sqrt", "floor": "np.floor", "ceil": "np.ceil", "trunc": "np.trunc", "rint": "np.rint", "abs": "np.abs", "isnan": "np.isnan"}
 _UNARY |= {"popc": "rt.popc", "clz": "rt.clz", "brev": "rt.brev", "exp2": "rt.exp2"}
-
-Pure = Callable[[Builder, Instruction], None]
-Handler = Callable[[Any, Any], Any]
 
 
 class NumpyBuilder(Builder):
@@ -56,7 +55,7 @@ class NumpyBuilder(Builder):
         """A line that computes an expression of `operands`; done at once when they are all constants."""
         if operands and all(v.x in self.names for v in operands):
             with np.errstate(all="ignore"):
-                return self.known(eval(expression, {"np": np, "rt": numpy_runtime}, self.names), t)  # noqa: S307 - our own text
+                return self.known(eval(expression, _SPACE, self.names), t)  # noqa: S307 - our own text
         self.count += 1
         name = f"t{self.count}"
         self.lines.append(f"{name}={expression}")
@@ -155,10 +154,10 @@ class NumpyBuilder(Builder):
         return out
 
     def cast(self, a: Val, t: str) -> Val:
-        return a if a.t == t else self.emit(f"{a.x}.astype('{DTYPE[t]}')", t, a)
+        return a if a.t == t else self.emit(f"{a.x}.astype({DTYPE[t]})", t, a)
 
     def bits(self, a: Val, t: str) -> Val:
-        return a if a.t == t else self.emit(f"{a.x}.view('{DTYPE[t]}')", t, a, alias=a.alias)
+        return a if a.t == t else self.emit(f"{a.x}.view({DTYPE[t]})", t, a, alias=a.alias)
 
     def fma(self, a: Val, b: Val, c: Val) -> Val:
         return self.emit(f"rt.fma{8 * size_of(a.t)}({a.x},{b.x},{c.x})", a.t)
@@ -178,7 +177,7 @@ class NumpyBuilder(Builder):
         if a.x in self.names:
             raw = self.names[a.x].view(DTYPE[half])
             return self.known(raw[0::2], half), self.known(raw[1::2], half)
-        both = self.emit(f"{a.x}.view('{DTYPE[half]}')", half)
+        both = self.emit(f"{a.x}.view({DTYPE[half]})", half)
         return self.emit(f"{both.x}[0::2].copy()", half), self.emit(f"{both.x}[1::2].copy()", half)
 
     def join(self, low: Val, high: Val) -> Val:
@@ -225,43 +224,38 @@ class NumpyBuilder(Builder):
         self.flush(named)
         guard = self.guard
         call = f"{name}(w,{guard})"
-        self.lines.append(f"if {guard} is None or {guard}.any(): {call}" if guard is not None else call)
+        self.lines.append(f"if {guard}.tobytes()!=NOBODY: {call}" if guard is not None else call)
         self.forget(named)
 
 
-def compile_segment(
-    program: Program, segment: Segment, masked: bool, resolve: Callable[[str], Reg], pure: Callable[[Instruction], Pure | None],
-    handler: Callable[[Instruction], Handler],
+def compile_range(
+    program: Program, start: int, end: int, live: set[tuple[str, int]], masked: bool, resolve: Callable[[str], Reg],
+    handler: Callable[[int], Handler],
 ) -> Callable[[Any, Any], None]:  # fmt: skip
-    """The function of one segment: f(warp, mask). Blocking and control instructions at its end are the machine's business."""
+    """A function of instructions start .. end - 1: f(warp, mask). `live` are the registers that must be in the register file behind it."""
     b = NumpyBuilder(resolve, masked)
-    end = segment.end if segment.kind == "next" else segment.last
-    for i in range(segment.start, end):
+    for i in range(start, end):
         ins = program.code[i]
         b.begin(ins)
-        semantic = pure(ins)
+        semantic = lookup(ins).pure
         if semantic is not None:
             semantic(b, ins)
         else:
             name = f"h{i}"
-            b.names[name] = handler(ins)
+            b.names[name] = handler(i)
             b.machine(ins, name)
-    return _finish(b, segment, program.code[segment.last])
-
-
-def _finish(b: NumpyBuilder, segment: Segment, last: Instruction) -> Callable[[Any, Any], None]:
     b.guard = b.predicate = None
-    live = {(r.cls, r.slot) for r in segment.live_out}
-    if segment.kind != "next":  # what the last instruction reads; the machine executes it from the register file
-        live |= {(r.cls, r.slot) for r in sources(last) + results(last)}
     b.flush(live)
-    body = b.lines or ["pass"]
-    text = "\n ".join(body)
+    return _function(b, f"<PTX instructions {start} .. {end - 1}>")
+
+
+def _function(b: NumpyBuilder, label: str) -> Callable[[Any, Any], None]:
+    text = "\n ".join(b.lines or ["pass"])
     used = [v for v in ("P", "Hu", "Hi", "Hf", "Ru", "Ri", "Rf", "Du", "Di", "Df") if f"{v}[" in text]
     head = "def segment(w,m):\n " + "".join(f"{v}=w.{v}\n " for v in used)
-    space: dict[str, Any] = {"np": np, "rt": numpy_runtime, "copyto": np.copyto}
+    space: dict[str, Any] = {"np": np, "rt": numpy_runtime, "copyto": np.copyto, "NOBODY": bytes(32)}
     space |= {name: np.dtype(name) for name in DTYPE.values()}
     space |= b.names
-    exec(compile(head + text + "\n", f"<segment {segment.index}>", "exec"), space)  # noqa: S102 - generated from checked PTX
+    exec(compile(head + text + "\n", label, "exec"), space)  # noqa: S102 - generated from checked PTX
     made: Callable[[Any, Any], None] = space["segment"]
     return made

@@ -6,11 +6,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tandem_attn.emulator.codegen.numpy_backend import compile_segment
-from tandem_attn.emulator.ops.registry import Handler, Pure, lookup
+from tandem_attn.emulator.codegen import llvm_backend, native
+from tandem_attn.emulator.codegen.numpy_backend import compile_range
+from tandem_attn.emulator.ops.registry import Handler, lookup
 from tandem_attn.emulator.ptx.link import Links
-from tandem_attn.emulator.ptx.nodes import Instruction, Reg
+from tandem_attn.emulator.ptx.nodes import Reg
+from tandem_attn.emulator.ptx.operands import results, sources
 from tandem_attn.emulator.ptx.program import Program, Segment
+
+Key = tuple[str, int]
+Function = Callable[[Any, Any], None]
+HOT = 6  # executions after which a segment is worth compiling
+SMALL = 3  # pure instructions below which a native call gains nothing
+_MEMORY = ("ld", "ldu", "st")
 
 
 class NumpySegments:
@@ -20,7 +28,7 @@ class NumpySegments:
 
     def __init__(self, program: Program, links: Links) -> None:
         self.program, self.links = program, links
-        self.functions: tuple[dict[int, Callable[[Any, Any], None] | None], ...] = ({}, {})
+        self.functions: tuple[dict[int, Function | None], dict[int, Function | None]] = ({}, {})
         self.handlers: dict[int, Handler] = {}
         self.codegen_s = 0.0
 
@@ -29,26 +37,40 @@ class NumpySegments:
         try:
             function = cache[segment.index]
         except KeyError:
-            function = cache[segment.index] = self.make(segment, mask is not None)
+            function = cache[segment.index] = self.timed(lambda: self.make(segment, mask is not None))
         if function is not None:
             function(warp, mask)
 
-    def make(self, segment: Segment, masked: bool) -> Callable[[Any, Any], None] | None:
-        if segment.kind != "next" and segment.end - segment.start == 1:
-            return None
+    def timed(self, make: Callable[[], Any]) -> Any:
         began = time.perf_counter()
-        function = compile_segment(self.program, segment, masked, self.resolve, self.pure, self.handler_of)
-        self.codegen_s += time.perf_counter() - began
-        return function
+        try:
+            return make()
+        finally:
+            self.codegen_s += time.perf_counter() - began
+
+    def end_of(self, segment: Segment) -> int:
+        """Where the part ends that generated code executes: control and blocking instructions are the machine's business."""
+        return segment.end if segment.kind == "next" else segment.last
+
+    def make(self, segment: Segment, masked: bool) -> Function | None:
+        end = self.end_of(segment)
+        if end == segment.start:
+            return None
+        return self.range(segment.start, end, self.live_behind(segment), masked)
+
+    def live_behind(self, segment: Segment) -> set[Key]:
+        """Registers that are read behind the generated part."""
+        live = {(r.cls, r.slot) for r in segment.live_out}
+        if segment.kind != "next":
+            last = self.program.code[segment.last]
+            live |= {(r.cls, r.slot) for r in sources(last) + results(last)}
+        return live
+
+    def range(self, start: int, end: int, live: set[Key], masked: bool) -> Function:
+        return compile_range(self.program, start, end, live, masked, self.resolve, self.handler)
 
     def resolve(self, name: str) -> Reg:
         return self.links.registers[name]
-
-    def pure(self, ins: Instruction) -> Pure | None:
-        return lookup(ins).pure
-
-    def handler_of(self, ins: Instruction) -> Handler:
-        return self.handler(ins.index)
 
     def handler(self, index: int) -> Handler:
         """The handler of a machine instruction, made once."""
@@ -59,3 +81,82 @@ class NumpySegments:
             assert factory is not None, ins.text
             found = self.handlers[index] = factory(ins)
         return found
+
+
+class LlvmSegments(NumpySegments):
+    """Runs hot segments as machine code where they are pure, everything else as NumPy code."""
+
+    name = "llvm"
+
+    def __init__(self, program: Program, links: Links) -> None:
+        super().__init__(program, links)
+        self.compiler = native.Compiler(program.module.text)
+        self.counts: dict[int, int] = {}
+        self.native: dict[int, Function] = {}
+
+    def run(self, segment: Segment, warp: Any, mask: Any) -> None:
+        if mask is None:
+            function = self.native.get(segment.index)
+            if function is not None:
+                function(warp, None)
+                return
+            count = self.counts[segment.index] = self.counts.get(segment.index, 0) + 1
+            if count == HOT or (count == 1 and self.compiler.cached(f"s{segment.index}_0")):
+                made = self.timed(lambda: self.compiled(segment))
+                if made is not None:
+                    self.native[segment.index] = made
+                    made(warp, None)
+                    return
+        super().run(segment, warp, mask)
+
+    def pieces(self, segment: Segment) -> list[tuple[bool, int, int]]:
+        """(native, start, end) of alternating runs of pure and of other instructions."""
+        found: list[tuple[bool, int, int]] = []
+        for i in range(segment.start, self.end_of(segment)):
+            ins = self.program.code[i]
+            pure = lookup(ins).pure is not None and ins.name not in _MEMORY
+            if found and found[-1][0] == pure:
+                found[-1] = (pure, found[-1][1], i + 1)
+            else:
+                found.append((pure, i, i + 1))
+        merged: list[tuple[bool, int, int]] = []
+        for pure, start, end in found:  # short pure runs stay with their neighbours in NumPy
+            fast = pure and end - start >= SMALL
+            if merged and not fast and not merged[-1][0]:
+                merged[-1] = (False, merged[-1][1], end)
+            else:
+                merged.append((fast, start, end))
+        return merged
+
+    def compiled(self, segment: Segment) -> Function | None:
+        pieces = self.pieces(segment)
+        if not any(fast for fast, _, _ in pieces):
+            return None
+        live = self.live_behind(segment)
+        steps: list[Function] = []
+        for number in range(len(pieces) - 1, -1, -1):
+            fast, start, end = pieces[number]
+            code = self.program.code[start:end]
+            if fast:
+                steps.append(self.native_step(f"s{segment.index}_{number}", start, end, set(live)))
+            else:
+                steps.append(self.range(start, end, set(live), False))
+            live |= {(r.cls, r.slot) for ins in code for r in sources(ins)}
+        steps.reverse()
+        if len(steps) == 1:
+            return steps[0]
+
+        def run(warp: Any, mask: Any) -> None:
+            for step in steps:
+                step(warp, mask)
+
+        return run
+
+    def native_step(self, name: str, start: int, end: int, live: set[Key]) -> Function:
+        function = self.compiler.function(name, lambda: llvm_backend.function_text(name, self.program.code[start:end], live, self.resolve))
+
+        def run(warp: Any, mask: Any) -> None:
+            del mask
+            function(warp.files)
+
+        return run

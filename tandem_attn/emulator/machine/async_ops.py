@@ -36,6 +36,9 @@ class AsyncOp:
     stage: int = 0
     waiters: list[Any] = field(default_factory=list)
     partners: tuple[AsyncOp, ...] = ()  # operations of other warps that complete together with this one
+    batch: Any = None  # consecutive operations of one queue with the same key may be carried out by one call of `together`
+    together: Callable[[list[AsyncOp]], None] | None = None
+    work: Any = None  # what `together` needs of each
 
     @property
     def done(self) -> bool:
@@ -60,12 +63,41 @@ class AsyncEngine:
         for each in (*op.partners, op):
             self._announce(each)
         key = op.order if op.order is not None else ("free", op.serial)
-        if now or (self.schedule == "at-issue" and key not in self.queues):
+        if now or (self.schedule == "at-issue" and not self._held_back(op, key)):
             while not op.done:
                 self._advance(op)
             return op
         self.queues.setdefault(key, deque()).append(op)
         return op
+
+    def _held_back(self, op: AsyncOp, key: Any) -> bool:
+        """At issue: operations that can be batched wait for their successor (nothing can tell, before a commit does); others run now."""
+        queue = self.queues.get(key)
+        if queue and (op.batch is None or queue[-1].batch != op.batch):
+            while key in self.queues:
+                self._run_head(key)
+        return op.batch is not None
+
+    def _run_head(self, key: Any) -> None:
+        """Carry out the head of a queue (one stage), with the operations behind it that belong to the same batch."""
+        queue = self.queues[key]
+        op = queue[0]
+        ops = [op]
+        if op.batch is not None:
+            for other in list(queue)[1:]:
+                if other.batch != op.batch:
+                    break
+                ops.append(other)
+        if len(ops) > 1 and op.together is not None:
+            together = op.together
+            op.stages = [lambda: together(ops)]
+            op.partners = tuple(ops[1:])
+        self._advance(op)
+        if op.done:
+            for _ in range(len(ops)):
+                queue.popleft()
+            if not queue:
+                del self.queues[key]
 
     def _announce(self, op: AsyncOp) -> None:
         self.serial += 1
@@ -99,12 +131,7 @@ class AsyncEngine:
             key = self.rng.choice(list(self.queues))
         else:
             key = max(self.queues, key=lambda k: self.queues[k][0].serial)
-        op = self.queues[key][0]
-        self._advance(op)
-        if op.done:
-            self.queues[key].popleft()
-            if not self.queues[key]:
-                del self.queues[key]
+        self._run_head(key)
         return True
 
     def maybe_complete(self) -> None:

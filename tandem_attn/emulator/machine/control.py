@@ -17,6 +17,7 @@ from tandem_attn.emulator.ptx.program import EXIT, Segment
 if TYPE_CHECKING:
     from tandem_attn.emulator.machine.machine import Machine
 
+_ALL, _NONE = bytes([1]) * 32, bytes(32)
 LONG_RUN = 256  # backward jumps after which a warp lets others run
 
 
@@ -115,9 +116,14 @@ class Control:
 
     def branch(self, warp: Warp, frame: Frame, segment: Segment) -> None:
         ins = self.program.code[segment.last]
+        there, behind = segment.targets
+        if frame.mask is None and ins.predicate is not None:
+            guard = warp.P[ins.predicate.slot].tobytes()
+            if guard in (_ALL, _NONE):  # the usual case: all lanes agree
+                frame.segment = there if (guard == _ALL) != ins.negated else behind
+                return
         taken = self.taken(warp, frame, ins)
         count = int(np.count_nonzero(taken))
-        there, behind = segment.targets
         if count == 0:
             frame.segment = behind
             return

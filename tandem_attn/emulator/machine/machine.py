@@ -12,6 +12,7 @@ import numpy as np
 
 from tandem_attn.emulator.errors import ExecutionError
 from tandem_attn.emulator.events import Access, AccessKind, ClusterStart, Event, Observer, Proxy, Site, Space, WarpExit
+from tandem_attn.emulator.judge.checks import CHECKS
 from tandem_attn.emulator.judge.deadlock import explain
 from tandem_attn.emulator.launch.launch import Launch
 from tandem_attn.emulator.machine.async_ops import AsyncEngine, AsyncOp
@@ -34,7 +35,7 @@ class Machine:
 
     def __init__(
         self, launch: Launch, segments: Any, *, schedule: str = "at-issue", seed: int = 0, resident_ctas: int = 148,
-        observers: Iterable[Observer] = (), check_uninitialised: bool = True, tick: Callable[[Machine], None] | None = None,
+        observers: Iterable[Observer] = (), wanted: frozenset[str] = CHECKS, tick: Callable[[Machine], None] | None = None,
     ) -> None:  # fmt: skip
         self.launch, self.segments = launch, segments
         self.program, self.memory = launch.program, launch.memory
@@ -43,7 +44,8 @@ class Machine:
         self.engine = AsyncEngine(self, schedule, self.rng)
         self.observers = list(observers)
         self.observed = bool(self.observers)
-        self.check_uninitialised = check_uninitialised
+        self.check_uninitialised = "uninitialised" in wanted
+        self.check_load_use = "tmem-load-use" in wanted
         self.reports: list[Report] = []
         self.seen: set[tuple[Any, ...]] = set()
         self.statistics = Statistics()

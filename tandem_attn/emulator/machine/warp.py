@@ -54,6 +54,7 @@ class Warp:
         self.Ru, self.Ri, self.Rf = views["ru"], views["ri"], views["rf"]
         self.Du, self.Di, self.Df = views["du"], views["di"], views["df"]
         self.Q = self.file.q
+        self.files = self.file.addresses.ctypes.data  # what native code gets
         self.alive: Array | None = None  # lanes that exist and have not exited; None is all
         self.stack = [Frame(entry, -1, None)]
         self.blocked: Blocked | None = None
@@ -70,6 +71,7 @@ class Warp:
         self.wgmma_open: list[Any] = []  # issued, not committed
         self.wgmma_ready: list[Any] = []  # committed, waiting for the other warps of the warpgroup
         self.wgmma_fenced = False
+        self.mma_chain = 0  # numbers the accumulations of tcgen05.mma that this warp has begun
         self.max_registers = cta.launch.registers
         self.time_out = False  # the blocked try_wait returns false now
         self.timed_out_at = -1

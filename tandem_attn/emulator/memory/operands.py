@@ -82,6 +82,13 @@ def chunk_indices(d: Descriptor, rows: int, k_bytes: int, element: int, mn_major
     return where
 
 
+@lru_cache(maxsize=8192)
+def extent(d: Descriptor, rows: int, k_bytes: int, element: int, mn_major: bool) -> tuple[int, int]:
+    """First byte, and the byte behind the last, of the chunks."""
+    index = chunk_indices(d, rows, k_bytes, element, mn_major)
+    return int(index.min()) * 16, int(index.max()) * 16 + 16
+
+
 def gather(data: Array, d: Descriptor, rows: int, k_bytes: int, element: int, mn_major: bool) -> tuple[Array, Array]:
     """The tile's raw elements, shape (rows, k), and the chunks they came from. `data` is the CTA's shared memory as bytes."""
     index = chunk_indices(d, rows, k_bytes, element, mn_major)

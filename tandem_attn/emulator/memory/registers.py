@@ -19,6 +19,7 @@ class RegisterFile:
         self.r: NDArray[np.uint32] = np.zeros((slots["r"], WARP), np.uint32)
         self.d: NDArray[np.uint64] = np.zeros((slots["d"], WARP), np.uint64)
         self.q: NDArray[np.uint64] = np.zeros((slots["q"], WARP, 2), np.uint64)
+        self.addresses = np.array([a.ctypes.data for a in (self.p, self.h, self.r, self.d)], np.uint64)
         self.views: dict[str, NDArray[Any]] = {
             **{"p": self.p, "hu": self.h, "hi": self.h.view(np.int16), "hf": self.h.view(np.float16)},
             **{"ru": self.r, "ri": self.r.view(np.int32), "rf": self.r.view(np.float32)},

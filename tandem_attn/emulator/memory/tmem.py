@@ -47,7 +47,7 @@ class TensorMemory:
         """Raise Fault unless the columns exist and are allocated."""
         if first < 0 or first + columns > COLUMNS:
             raise Fault("out-of-bounds", f"TMEM columns {first} .. {first + columns - 1} are outside 0 .. {COLUMNS - 1}")
-        if any(owner < 0 for owner in self.owner[first : first + columns]):
+        if min(self.owner[first : first + columns]) < 0:
             raise Fault("tmem-allocation", f"TMEM columns {first} .. {first + columns - 1} are used but not (all) allocated")
 
     def require_written(self, columns: slice, lanes: slice) -> None:

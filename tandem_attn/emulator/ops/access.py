@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ def reader(operand: Operand, dtype: Any) -> Read:
     width = {"h": 2, "r": 4, "d": 8}[cls]
     name = {"h": "Hu", "r": "Ru", "d": "Du"}[cls]
     if width == dtype.itemsize:
-        return lambda w: getattr(w, name)[slot].view(dtype)
+        typed = f"{name[0]}{dtype.kind}"
+        return lambda w: getattr(w, typed)[slot]
     return lambda w: getattr(w, name)[slot].astype(f"u{dtype.itemsize}").view(dtype)
 
 
@@ -45,13 +46,45 @@ def items(operand: Operand) -> tuple[Operand, ...]:
     return operand.items if isinstance(operand, Vector) else (operand,)
 
 
-def uniform(operand: Operand, dtype: Any = np.int64) -> Callable[[Warp, Array | None], int]:
-    """The value of the first active lane, for operands that are the same in all."""
+Scalar = Callable[[Warp, int], int]
+
+
+def scalar(operand: Operand, signed: bool = False) -> Scalar:
+    """The value of one lane of a register or a constant, as an int."""
     if isinstance(operand, Imm):
         value = operand.value
-        return lambda w, m: value
-    lanes = reader(operand, dtype)
-    return lambda w, m: int(lanes(w)[0 if m is None else int(m.argmax())])
+        return lambda w, lane: value
+    if isinstance(operand, Negated):
+        inner = scalar(operand.operand)
+        return lambda w, lane: int(not inner(w, lane))
+    if not isinstance(operand, Reg):
+        raise TypeError(f"{operand} cannot be read")
+    slot = operand.slot
+    name = "P" if operand.cls == "p" else {"h": "H", "r": "R", "d": "D"}[operand.cls] + ("i" if signed else "u")
+    return lambda w, lane: int(getattr(w, name)[slot, lane])
+
+
+def uniform(operand: Operand, dtype: Any = np.int64) -> Callable[[Warp, Array | None], int]:
+    """The value of the first active lane, for operands that are the same in all."""
+    del dtype
+    read = scalar(operand)
+    return lambda w, m: read(w, 0 if m is None else m.tobytes().index(1))
+
+
+def shared_scalar(ins: Instruction, operand: Operand) -> Scalar:
+    """The shared address (rank and offset) of one lane."""
+    if not isinstance(operand, Memory):
+        raise UnsupportedInstruction("a shared memory operand is expected", ins.line, ins.text)
+    offset, read = operand.offset, scalar(operand.base)
+    strict = not any(m.startswith("shared") for m in ins.mods) and getattr(operand.base, "cls", "r") == "d"
+
+    def address(w: Warp, lane: int) -> int:
+        raw = read(w, lane)
+        if strict and raw < SHARED_WINDOW:
+            raise Fault("out-of-bounds", f"generic address {raw:#x} is not in shared memory")
+        return (raw & 0xFFFFFFFF) + offset
+
+    return address
 
 
 def shared_address(ins: Instruction, operand: Operand) -> Callable[[Warp], Array]:
@@ -82,9 +115,24 @@ def global_address(operand: Operand) -> Callable[[Warp], Array]:
     return lambda w: read(w).astype(np.int64) + offset
 
 
+_ALL = np.arange(32)
+_ONE = [np.array([i]) for i in range(32)]
+
+
 def lanes_of(mask: Array | None) -> Array:
     """Indices of the active lanes."""
-    return np.arange(32) if mask is None else np.flatnonzero(mask)
+    if mask is None:
+        return _ALL
+    raw = mask.tobytes()
+    return _ONE[raw.index(1)] if raw.count(1) == 1 else np.flatnonzero(mask)
+
+
+def lane_list(mask: Array | None) -> Sequence[int]:
+    """The active lanes as ints."""
+    if mask is None:
+        return range(32)
+    raw = mask.tobytes()
+    return (raw.index(1),) if raw.count(1) == 1 else [i for i, on in enumerate(raw) if on]
 
 
 def writer(operand: Operand) -> Callable[[Warp, Array, Array | None], None]:
@@ -104,5 +152,10 @@ def one_copy(lanes: Array, *operands: Array) -> tuple[Array, bool]:
     The second item says that copies were dropped.
     """
     if len(lanes) > 1 and all((o[lanes] == o[lanes[0]]).all() for o in operands):
-        return lanes[:1], True
+        return _ONE[lanes[0]], True
     return lanes, False
+
+
+def compact(slots: list[int]) -> Any:
+    """Register slots as an index: a slice where they are consecutive (as compilers number them), else the list."""
+    return slice(slots[0], slots[-1] + 1) if slots == list(range(slots[0], slots[0] + len(slots))) else slots

@@ -9,7 +9,7 @@ from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.addresses import OFFSET_MASK, RANK_SHIFT
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.ops.access import Array, lanes_of, reader, shared_address, writer
+from tandem_attn.emulator.ops.access import Array, lane_list, lanes_of, reader, scalar, shared_scalar, writer
 from tandem_attn.emulator.ops.registry import Handler, machine
 from tandem_attn.emulator.ptx.nodes import Discard, Instruction, Memory
 from tandem_attn.emulator.sync.mbarrier import MBarrier
@@ -66,35 +66,34 @@ def arrive_async(warp: Warp, cta: CTA, offset: int, count: int = 1) -> None:
 
 @machine("mbarrier.init", section=SECTION + "mbarrier.init")
 def init(ins: Instruction) -> Handler:
-    addresses, counts = shared_address(ins, ins.operands[0]), reader(ins.operands[1], np.uint32)
+    address, count_of = shared_scalar(ins, ins.operands[0]), scalar(ins.operands[1])
 
     def run(w: Warp, m: Array | None) -> None:
         w.current = ins.index
-        where, count = addresses(w), counts(w)
-        for lane in lanes_of(m):
-            cta, offset = locate(w, int(where[lane]))
+        for lane in lane_list(m):
+            cta, offset = locate(w, address(w, lane))
+            count = count_of(w, lane)
             cta.shared.check(np.array([offset]), 8, 8)
             old = cta.mbarriers.get(offset)
             if old is not None and old.waiters:
                 raise Fault("mbarrier", f"mbarrier.init at {offset:#x} while warps wait on it")
-            cta.mbarriers[offset] = MBarrier.init(int(count[lane]))
+            cta.mbarriers[offset] = MBarrier.init(count)
             cta.shared.written[offset : offset + 8] = True
             if cta.machine.observed:
                 barrier = BarrierId("mbarrier", cta.linear, offset)
-                cta.machine.emit(BarrierInit(w.agent, cta.machine.site(ins.index), barrier, int(count[lane])))
+                cta.machine.emit(BarrierInit(w.agent, cta.machine.site(ins.index), barrier, count))
 
     return run
 
 
 @machine("mbarrier.inval", section=SECTION + "mbarrier.inval")
 def inval(ins: Instruction) -> Handler:
-    addresses = shared_address(ins, ins.operands[0])
+    address = shared_scalar(ins, ins.operands[0])
 
     def run(w: Warp, m: Array | None) -> None:
         w.current = ins.index
-        where = addresses(w)
-        for lane in lanes_of(m):
-            cta, offset, barrier = find(w, int(where[lane]))
+        for lane in lane_list(m):
+            cta, offset, barrier = find(w, address(w, lane))
             if barrier.waiters:
                 raise Fault("mbarrier", f"mbarrier.inval at {offset:#x} while warps wait on it")
             del cta.mbarriers[offset]
@@ -110,8 +109,8 @@ def arrive(ins: Instruction) -> Handler:
     """With .expect_tx the operand is bytes and the count 1; .noComplete must not complete the phase."""
     at = 0 if isinstance(ins.operands[0], Memory) else 1
     state = writer(ins.operands[0]) if at else None
-    addresses = shared_address(ins, ins.operands[at])
-    operand = reader(ins.operands[at + 1], np.uint32) if len(ins.operands) > at + 1 else None
+    address = shared_scalar(ins, ins.operands[at])
+    operand = scalar(ins.operands[at + 1]) if len(ins.operands) > at + 1 else None
     expect, drop = ins.has("expect_tx"), ins.mods[1] == "arrive_drop"
     semantics = "relaxed" if ins.has("relaxed") else "release"
     scope = "cluster" if ins.has("cluster") else "cta"
@@ -119,19 +118,17 @@ def arrive(ins: Instruction) -> Handler:
 
     def run(w: Warp, m: Array | None) -> None:
         w.current = ins.index
-        where = addresses(w)
-        values = operand(w) if operand is not None else None
         states = np.zeros(32, np.uint64) if wants_state else None
-        for lane in lanes_of(m):
-            cta, offset, barrier = find(w, int(where[lane]))
-            value = int(values[lane]) if values is not None else 1
+        for lane in lane_list(m):
+            cta, offset, barrier = find(w, address(w, lane))
+            value = operand(w, lane) if operand is not None else 1
             count, tx = (1, value) if expect else (value, 0)
             if states is not None:
                 states[lane] = barrier.state()
             engine = cta.machine
             if engine.observed:
                 ident = BarrierId("mbarrier", cta.linear, offset)
-                engine.emit(Arrival(w.agent, engine.site(ins.index), ident, 1 << int(lane), barrier.phase, count, tx, semantics, scope))
+                engine.emit(Arrival(w.agent, engine.site(ins.index), ident, 1 << lane, barrier.phase, count, tx, semantics, scope))
             if tx:
                 barrier.expect_tx(tx)
             barrier.arrivals.append((w.agent, ins.line))
@@ -147,22 +144,22 @@ def arrive(ins: Instruction) -> Handler:
 
 @machine("mbarrier.expect_tx", "mbarrier.complete_tx", section=SECTION + "mbarrier.expect_tx, mbarrier.complete_tx")
 def transactions(ins: Instruction) -> Handler:
-    addresses, sizes = shared_address(ins, ins.operands[0]), reader(ins.operands[1], np.uint32)
+    address, size_of = shared_scalar(ins, ins.operands[0]), scalar(ins.operands[1])
     expect = ins.mods[1] == "expect_tx"
 
     def run(w: Warp, m: Array | None) -> None:
         w.current = ins.index
-        where, size = addresses(w), sizes(w)
-        for lane in lanes_of(m):
-            cta, offset, barrier = find(w, int(where[lane]))
+        for lane in lane_list(m):
+            cta, offset, barrier = find(w, address(w, lane))
+            size = size_of(w, lane)
             if not expect:
-                complete_tx(w, cta, offset, int(size[lane]))
+                complete_tx(w, cta, offset, size)
                 continue
             if cta.machine.observed:
                 ident = BarrierId("mbarrier", cta.linear, offset)
                 site = cta.machine.site(ins.index)
-                cta.machine.emit(Arrival(w.agent, site, ident, 1 << int(lane), barrier.phase, 0, int(size[lane]), "relaxed"))
-            barrier.expect_tx(int(size[lane]))
+                cta.machine.emit(Arrival(w.agent, site, ident, 1 << lane, barrier.phase, 0, size, "relaxed"))
+            barrier.expect_tx(size)
 
     return run
 
@@ -171,31 +168,32 @@ def transactions(ins: Instruction) -> Handler:
 def wait(ins: Instruction) -> Handler:
     """By state or by parity. try_wait blocks; when nothing else can run it returns false once, as its time limit allows."""
     result = writer(ins.operands[0])
-    addresses = shared_address(ins, ins.operands[1])
+    address = shared_scalar(ins, ins.operands[1])
+    base = ins.operands[1].base if isinstance(ins.operands[1], Memory) else ins.operands[1]
+    raw = reader(base, np.uint64 if getattr(base, "cls", "r") == "d" else np.uint32)
     parity = ins.has("parity")
-    phase = reader(ins.operands[2], np.uint32 if parity else np.uint64)
+    phase, wanted = reader(ins.operands[2], np.uint32 if parity else np.uint64), scalar(ins.operands[2])
     blocking = ins.mods[1] == "try_wait"
     semantics = "relaxed" if ins.has("relaxed") else "acquire"
     scope = "cluster" if ins.has("cluster") else "cta"
 
     def run(w: Warp, m: Array | None) -> Blocked | None:
-        where, wanted = addresses(w), phase(w)
         out = np.zeros(32, np.bool_)
         pending: tuple[CTA, int, MBarrier, int] | None = None
         lanes = lanes_of(m)
-        first = int(lanes[0])
-        if len(lanes) > 1 and (where[lanes] == where[first]).all() and (wanted[lanes] == wanted[first]).all():
-            tested = [(first, lanes)]
+        if len(lanes) == 32 and same(raw(w)) and same(phase(w)):
+            tested = [(0, lanes)]
         else:
             tested = [(int(lane), np.array([lane])) for lane in lanes]
         for lane, group in tested:
-            cta, offset, barrier = find(w, int(where[lane]))
-            done = barrier.done(int(wanted[lane])) if parity else barrier.passed(int(wanted[lane]))
+            cta, offset, barrier = find(w, address(w, lane))
+            value = wanted(w, lane)
+            done = barrier.done(value) if parity else barrier.passed(value)
             out[group] = done
             if done:
-                _waited(w, ins, cta, offset, barrier, group, int(wanted[lane]), parity, semantics, scope)
+                _waited(w, ins, cta, offset, barrier, group, value, parity, semantics, scope)
             else:
-                pending = (cta, offset, barrier, int(wanted[lane]))
+                pending = (cta, offset, barrier, value)
         if pending is not None and blocking and not w.time_out:
             cta, offset, barrier, value = pending
             barrier.waiters.append(w)
@@ -211,13 +209,20 @@ def wait(ins: Instruction) -> Handler:
     return run
 
 
+def same(lanes: Array) -> bool:
+    """Whether all lanes hold one value."""
+    raw = lanes.tobytes()
+    width = len(raw) // 32
+    return raw == raw[:width] * 32
+
+
 def _waited(
     w: Warp, ins: Instruction, cta: CTA, offset: int, barrier: MBarrier, group: Array, wanted: int, parity: bool, semantics: str, scope: str
 ) -> None:
     engine = cta.machine
     if not engine.observed:
         return
-    lanes = int(sum(1 << int(lane) for lane in group))
+    lanes = int(sum(1 << lane for lane in group))
     phase = barrier.phase - 1 if parity else wanted >> 40
     engine.emit(Wait(w.agent, engine.site(ins.index), BarrierId("mbarrier", cta.linear, offset), lanes, phase, semantics, scope))
 

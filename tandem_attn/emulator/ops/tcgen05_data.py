@@ -14,10 +14,10 @@ from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.addresses import OFFSET_MASK, RANK_SHIFT
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.operands import chunk_indices, gather, tcgen05_descriptor
+from tandem_attn.emulator.memory.operands import gather, tcgen05_descriptor
 from tandem_attn.emulator.memory.tmem import COLUMNS
 from tandem_attn.emulator.ops import mbarrier
-from tandem_attn.emulator.ops.access import Array, items, lanes_of, reader, shared_address, uniform
+from tandem_attn.emulator.ops.access import Array, compact, items, lane_list, lanes_of, reader, scalar, shared_address, shared_scalar, uniform
 from tandem_attn.emulator.ops.in_flight import InFlight, release
 from tandem_attn.emulator.ops.registry import Handler, machine
 from tandem_attn.emulator.ops.tcgen05_mma import order_key, pair, unpack
@@ -134,14 +134,14 @@ def _shape(ins: Instruction) -> tuple[str, int]:
     return shape, repeat * {"16x128b": 2, "16x256b": 4}.get(shape, 1)
 
 
-def _place(w: Warp, address: int, lane: Array, column: Array, ins: Instruction) -> tuple[Array, Array]:
-    """Absolute columns and lanes. Raises Fault outside the warp's quarter of the lanes and outside allocations."""
+def _check_place(w: Warp, address: int, last_lane: int, columns: int) -> tuple[int, int]:
+    """First column and lane. Raises Fault outside the warp's quarter of the lanes and outside allocations."""
     base_lane, base_column = address >> 16, address & 0xFFFF
     quarter = w.index % 4 * 32
-    if not quarter <= base_lane <= quarter + 31 or base_lane + int(lane.max()) > quarter + 31:
-        raise Fault("out-of-bounds", f"warp {w.index} accesses TMEM lanes {base_lane} .. {base_lane + int(lane.max())}; its are {quarter} .. {quarter + 31}")
-    w.cta.tmem.require_allocated(base_column + int(column.min()), int(column.max()) - int(column.min()) + 1)
-    return column + base_column, lane + base_lane
+    if not quarter <= base_lane <= quarter + 31 - last_lane:
+        raise Fault("out-of-bounds", f"warp {w.index} accesses TMEM lanes {base_lane} .. {base_lane + last_lane}; its are {quarter} .. {quarter + 31}")
+    w.cta.tmem.require_allocated(base_column, columns)
+    return base_column, base_lane
 
 
 def _observe(w: Warp, index: int, columns: Array, lanes: Array, kind: AccessKind) -> None:
@@ -164,22 +164,24 @@ def ld(ins: Instruction) -> Handler:
         raise UnsupportedInstruction(f"{len(targets)} registers where {count} are moved", ins.line, ins.text)
     lane, column = cells(shape, count, split, ins.has("pack::16b"))
     address, offset = uniform(source.base, np.uint32), source.offset
-    slots = [r.slot for r in targets]
+    slots = compact([r.slot for r in targets])
+    last_lane, width = int(lane.max()), int(column.max()) + 1
+    simple = shape == "32x32b" and not ins.has("pack::16b")
     reduced = ins.operands[1] if red else None
     kind = ins.mods[-1]
 
     def run(w: Warp, m: Array | None) -> None:
-        at = address(w, m) + offset
-        columns, lanes = _place(w, at, lane, column, ins)
+        first, low = _check_place(w, address(w, m) + offset, last_lane, width)
+        part: Any = (slice(first, first + count), slice(low, low + 32)) if simple else (column + first, lane + low)
 
         def stage() -> None:
             memory = w.cta.tmem
-            if memory.track and not memory.written[columns, lanes].all():
-                where = int(columns.reshape(-1)[(~memory.written[columns, lanes]).reshape(-1).argmax()])
+            if memory.track and not memory.written[part].all():
+                where = int((column + first)[~memory.written[column + first, lane + low]][0])
                 w.cta.machine.report(Fault("uninitialised", f"TMEM column {where} is read, but was not written in all lanes"), w, ins.index)
-            _observe(w, ins.index, columns, lanes, AccessKind.READ)
-            got = memory.data[columns, lanes]
-            value = got[..., 0] if got.shape[-1] == 1 else (got[..., 0] & np.uint32(0xFFFF)) | got[..., 1] << np.uint32(16)
+            _observe(w, ins.index, column + first, lane + low, AccessKind.READ)
+            got = memory.data[part]
+            value = got if simple else got[..., 0] if got.shape[-1] == 1 else (got[..., 0] & np.uint32(0xFFFF)) | got[..., 1] << np.uint32(16)
             if m is None:
                 w.Ru[slots] = value
             else:
@@ -190,8 +192,10 @@ def ld(ins: Instruction) -> Handler:
         op = AsyncOp("tcgen05.ld", w, w.lane_bits(m), ins.index, [stage], via="tcgen05-order")
         w.cta.machine.engine.submit(op, now=True)  # ptxas keeps register dependences of a load, so its result is never late
         w.tmem_loads.append(op)
-        for slot in slots + ([reduced.slot] if isinstance(reduced, Reg) else []):
-            w.in_flight["r", slot] = InFlight(op, ins, writes=True)
+        if not w.cta.machine.check_load_use:
+            return
+        for reg in (*targets, *((reduced,) if isinstance(reduced, Reg) else ())):
+            w.in_flight["r", reg.slot] = InFlight(op, ins, writes=True)
 
     return run
 
@@ -226,29 +230,35 @@ def st(ins: Instruction) -> Handler:
         raise UnsupportedInstruction(f"{len(values)} registers where {count} are moved", ins.line, ins.text)
     lane, column = cells(shape, count, split, ins.has("unpack::16b"))
     address, offset = uniform(target.base, np.uint32), target.offset
-    slots = [o.slot for o in items(ins.operands[-1]) if isinstance(o, Reg)]
-    plain = len(slots) == count
+    last_lane, width = int(lane.max()), int(column.max()) + 1
+    registers = [o.slot for o in items(ins.operands[-1]) if isinstance(o, Reg)]
+    plain = len(registers) == count
+    slots = compact(registers)
+    simple = shape == "32x32b" and not ins.has("unpack::16b")
 
-    def run(w: Warp, m: Array | None) -> None:
-        w.current = ins.index
-        at = address(w, m) + offset
-        columns, lanes = _place(w, at, lane, column, ins)
-        data = w.Ru[slots] if plain else np.stack([v(w) for v in values])
-        if columns.shape[-1] == 2:
-            data = np.stack([data & np.uint32(0xFFFF), data >> np.uint32(16)], -1)
-        else:
-            data = data[..., None]
-        where = (columns, lanes) if m is None else (columns[:, m], lanes[:, m])
-        chosen = data if m is None else data[:, m]
-
+    def submit(w: Warp, part: Any, data: Array, where: tuple[Array, Array], m: Array | None) -> None:
         def stage() -> None:
             _observe(w, ins.index, *where, AccessKind.WRITE)
-            w.cta.tmem.data[where] = chosen
-            w.cta.tmem.written[where] = True
+            w.cta.tmem.data[part] = data
+            w.cta.tmem.written[part] = True
 
         op = AsyncOp("tcgen05.st", w, w.lane_bits(m), ins.index, [stage], via="tcgen05-order")
         w.cta.machine.engine.submit(op)
         w.tmem_stores.append(op)
+
+    def run(w: Warp, m: Array | None) -> None:
+        w.current = ins.index
+        first, low = _check_place(w, address(w, m) + offset, last_lane, width)
+        data = w.Ru[slots] if plain else np.stack([v(w) for v in values])
+        where = (column + first, lane + low)
+        if simple and m is None:
+            submit(w, (slice(first, first + count), slice(low, low + 32)), data.copy(), where, m)
+            return
+        data = np.stack([data & np.uint32(0xFFFF), data >> np.uint32(16)], -1) if where[0].shape[-1] == 2 else data[..., None].copy()
+        chosen = data
+        if m is not None:
+            where, chosen = (where[0][:, m], where[1][:, m]), data[:, m]
+        submit(w, where, chosen, where, m)
 
     return run
 
@@ -280,22 +290,20 @@ def wait(ins: Instruction) -> Handler:
 @machine("tcgen05.commit", section=SECTION + "tcgen05.commit")
 def commit(ins: Instruction) -> Handler:
     """An arrival on the mbarrier (of every CTA in the mask) once the thread's earlier tcgen05 operations are complete."""
-    bar = shared_address(ins, ins.operands[0])
-    mask = reader(ins.operands[1], np.uint16) if len(ins.operands) > 1 else None
+    bar = shared_scalar(ins, ins.operands[0])
+    mask = scalar(ins.operands[1]) if len(ins.operands) > 1 else None
 
     def run(w: Warp, m: Array | None) -> None:
         w.current = ins.index
-        bars = bar(w)
-        chosen = mask(w) if mask is not None else None
-        for lane in lanes_of(m):
-            where = int(bars[lane])
-            ranks = [where >> RANK_SHIFT] if chosen is None else [r for r in range(16) if int(chosen[lane]) >> r & 1]
+        for lane in lane_list(m):
+            where = bar(w, lane)
+            ranks = [where >> RANK_SHIFT] if mask is None else [r for r in range(16) if mask(w, lane) >> r & 1]
 
             def stage(ranks: list[int] = ranks, offset: int = where & OFFSET_MASK) -> None:
                 for rank in ranks:
                     mbarrier.arrive_async(w, w.cta.peer(rank), offset)
 
-            w.cta.machine.engine.submit(AsyncOp("tcgen05.commit", w, 1 << int(lane), ins.index, [stage], order=order_key(w)))
+            w.cta.machine.engine.submit(AsyncOp("tcgen05.commit", w, 1 << lane, ins.index, [stage], order=order_key(w)))
 
     return run
 
@@ -335,7 +343,7 @@ def cp(ins: Instruction) -> Handler:
 
         def one(cta: CTA) -> None:
             d = tcgen05_descriptor(raw)
-            check_read(w, cta, chunk_indices(d, rows, size, 1, False), "tcgen05.cp")
+            check_read(w, cta, d, rows, size, 1, False, "tcgen05.cp")
             data, index = gather(cta.shared.data, d, rows, size, 1, False)
             engine = cta.machine
             if engine.observed:

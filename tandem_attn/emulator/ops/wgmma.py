@@ -17,8 +17,8 @@ from tandem_attn.emulator.events import AccessKind, Fence, Proxy, Space
 from tandem_attn.emulator.machine.async_ops import AsyncOp
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, chunk_indices, gather, to_float, wgmma_descriptor
-from tandem_attn.emulator.ops.access import Array, reader, uniform
+from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, chunk_indices, extent, gather, to_float, wgmma_descriptor
+from tandem_attn.emulator.ops.access import Array, compact, reader, uniform
 from tandem_attn.emulator.ops.groups import add_to_group, commit, wait
 from tandem_attn.emulator.ops.in_flight import InFlight, release
 from tandem_attn.emulator.ops.registry import Handler, machine
@@ -132,8 +132,15 @@ def commit_group(ins: Instruction) -> Handler:
         w.wgmma_ready += opened
         mates = w.cta.warps[w.index // 4 * 4 : w.index // 4 * 4 + 4]
         count = min(len(mate.wgmma_ready) for mate in mates)
+        chain: list[list[Work]] = []
         for i in range(count):
-            launch([mate.wgmma_ready[i] for mate in mates])
+            parts = checked([mate.wgmma_ready[i] for mate in mates])
+            if chain and not (continues(chain[-1][0], parts[0]) and not w.cta.machine.observed):
+                launch(chain)
+                chain = []
+            chain.append(parts)
+        if chain:
+            launch(chain)
         for mate in mates:
             del mate.wgmma_ready[:count]
 
@@ -159,18 +166,30 @@ def _partner() -> None:
     """The part of a warp is done with the part of the last warp of its warpgroup."""
 
 
-def launch(parts: list[Work]) -> None:
-    """Start one instruction once all four warps have committed it: one product for the warpgroup."""
+def checked(parts: list[Work]) -> list[Work]:
+    """The parts of one instruction, which must agree. Raises Fault where they do not."""
     first = parts[0]
     if any(p.form.index != first.form.index for p in parts):
         raise Fault("undefined", "the warps of a warpgroup execute different wgmma instructions")
     if len({(p.b, p.accumulate) for p in parts}) != 1 or (not first.form.a and len({p.a for p in parts}) != 1):
         raise Fault("undefined", "the warps of a warpgroup pass different descriptors")
-    ops = [p.op for p in parts if p.op is not None]
+    return parts
+
+
+def continues(first: Work, second: Work) -> bool:
+    """Whether the second instruction is a further step along K on the same accumulators."""
+    a, b = first.form, second.form
+    same = (a.n, a.d, a.d_kind, a.a_kind, a.b_kind, a.mn_a, a.mn_b) == (b.n, b.d, b.d_kind, b.a_kind, b.b_kind, b.mn_a, b.mn_b)
+    return same and second.accumulate and a.d_kind == "f32" and (a.negate_a, a.negate_b) == (b.negate_a, b.negate_b)
+
+
+def launch(chain: list[list[Work]]) -> None:
+    """Start instructions that all four warps have committed: one product for the warpgroup, and for steps along K on one accumulator."""
+    ops = [p.op for parts in chain for p in parts if p.op is not None]
     last = ops[-1]
     last.partners = tuple(ops[:-1])
-    last.stages = [lambda: execute(parts)]
-    first.warp.cta.machine.engine.submit(last)
+    last.stages = [lambda: execute(chain)]
+    last.warp.cta.machine.engine.submit(last)
 
 
 def tile(w: Warp, parts: list[Work], d: Descriptor, rows: int, kind: str, mn: bool) -> Array:
@@ -181,7 +200,7 @@ def tile(w: Warp, parts: list[Work], d: Descriptor, rows: int, kind: str, mn: bo
     key = (d, rows, kind, mn)
     kept = cta.tiles.get(key)
     if kept is None or kept[0] != cta.shared.version or engine.observed:
-        check_read(w, cta, chunk_indices(d, rows, _K_BYTES, element, mn), "wgmma")
+        check_read(w, cta, d, rows, _K_BYTES, element, mn, "wgmma")
         raw, index = gather(cta.shared.data, d, rows, _K_BYTES, element, mn)
         kept = cta.tiles[key] = (cta.shared.version, to_float(raw, kind))
         if len(cta.tiles) > 512:
@@ -195,19 +214,20 @@ def tile(w: Warp, parts: list[Work], d: Descriptor, rows: int, kind: str, mn: bo
     return found
 
 
-def check_read(w: Warp, cta: Any, index: Array, what: str) -> None:
+def check_read(w: Warp, cta: Any, d: Descriptor, rows: int, k_bytes: int, element: int, mn: bool, what: str) -> None:
     """Bounds and initialised-ness of the chunks that a matrix operand is read from."""
-    low, high = int(index.min()) * 16, int(index.max()) * 16 + 16
-    if low < cta.shared.base or high > cta.shared.end:
-        raise Fault("out-of-bounds", f"{what} operand spans shared offsets {low:#x} .. {high:#x}, outside {cta.shared.base:#x} .. {cta.shared.end:#x}")
-    if cta.machine.check_uninitialised:
-        known = cta.shared.written[index.reshape(-1) * 16]
-        if not known.all():
-            bad = int(index.reshape(-1)[~known][0]) * 16
-            op = cta.machine.acting
-            cta.machine.report(
-                Fault("uninitialised", f"{what} reads shared offset {bad:#x}, which was never written"), w, op.index if op is not None else w.current
-            )
+    low, high = extent(d, rows, k_bytes, element, mn)
+    shared = cta.shared
+    if low < shared.base or high > shared.end:
+        raise Fault("out-of-bounds", f"{what} operand spans shared offsets {low:#x} .. {high:#x}, outside {shared.base:#x} .. {shared.end:#x}")
+    if not cta.machine.check_uninitialised or shared.written[low:high].all():
+        return
+    index = chunk_indices(d, rows, k_bytes, element, mn).reshape(-1) * 16
+    known = shared.written[index]
+    if not known.all():
+        op = cta.machine.acting
+        fault = Fault("uninitialised", f"{what} reads shared offset {int(index[~known][0]):#x}, which was never written")
+        cta.machine.report(fault, w, op.index if op is not None else w.current)
 
 
 def registers_a(parts: list[Work], form: Form) -> Array:
@@ -219,26 +239,32 @@ def registers_a(parts: list[Work], form: Form) -> Array:
     return to_float(raw.reshape(64, 32).view(f"u{ELEMENT_BYTES[form.a_kind]}"), form.a_kind)
 
 
-def execute(parts: list[Work]) -> None:
-    """D = A B (+ D) for one instruction of a warpgroup."""
-    form, w = parts[0].form, parts[0].warp
-    if form.a:
-        a = registers_a(parts, form)
-    else:
-        a = tile(w, parts, wgmma_descriptor(parts[0].a), 64, form.a_kind, form.mn_a)
-    b = tile(w, parts, wgmma_descriptor(parts[0].b), form.n, form.b_kind, form.mn_b)
+def execute(chain: list[list[Work]]) -> None:
+    """D = A B (+ D) for a warpgroup, summed over consecutive steps along K."""
+    first = chain[0]
+    form, w = first[0].form, first[0].warp
+    left, right = [], []
+    for parts in chain:
+        this = parts[0].form
+        if this.a:
+            left.append(registers_a(parts, this))
+        else:
+            left.append(tile(w, parts, wgmma_descriptor(parts[0].a), 64, this.a_kind, this.mn_a))
+        right.append(tile(w, parts, wgmma_descriptor(parts[0].b), form.n, this.b_kind, this.mn_b))
+    a = np.concatenate(left, axis=1) if len(left) > 1 else left[0]
+    b = np.concatenate(right, axis=1) if len(right) > 1 else right[0]
     product = a @ b.T
     if form.negate_a != form.negate_b:
         product = -product
     w.cta.machine.statistics.mma_flops += 2 * 64 * form.n * a.shape[1]
     # (warp, row half, row, column group, thread in quad, pair) -> per warp: register (group, row half, pair) x lane (row, thread)
     fragments = product.reshape(4, 2, 8, form.n // 8, 4, 2).transpose(0, 3, 1, 5, 2, 4).reshape(4, form.n // 2, 32)
-    slots = list(form.d)
-    for part, new in zip(parts, fragments, strict=True):
+    slots = compact(list(form.d))
+    for part, new in zip(first, fragments, strict=True):
         _accumulate(part, new, slots)
 
 
-def _accumulate(part: Work, new: Array, slots: list[int]) -> None:
+def _accumulate(part: Work, new: Array, slots: Any) -> None:
     form, w = part.form, part.warp
     if form.d_kind == "f32":
         if part.accumulate:
@@ -251,5 +277,5 @@ def _accumulate(part: Work, new: Array, slots: list[int]) -> None:
     else:  # f16: a register holds the pair
         pairs = new.reshape(form.n // 4, 2, 32).transpose(0, 2, 1)
         if part.accumulate:
-            pairs = pairs + w.Ru[slots].view(np.float16).reshape(len(slots), 32, 2)
-        w.Ru[slots] = np.ascontiguousarray(pairs.astype(np.float16)).view(np.uint32).reshape(len(slots), 32)
+            pairs = pairs + w.Ru[slots].view(np.float16).reshape(form.n // 4, 32, 2)
+        w.Ru[slots] = np.ascontiguousarray(pairs.astype(np.float16)).view(np.uint32).reshape(form.n // 4, 32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tandem_attn.emulator.errors import ParseError
 from tandem_attn.emulator.ptx.nodes import Function, Instruction, Module, Reg, Symbol, Vector
@@ -57,6 +58,7 @@ class Program:
     entries: dict[str, int]  # function -> its first segment
     at: dict[int, int] = field(default_factory=dict)  # instruction index -> segment that starts there
     exposed: frozenset[Reg] = frozenset()  # registers that some path may read before any write
+    engines: dict[str, Any] = field(default_factory=dict)  # executable forms by backend, kept between runs
 
     @property
     def code(self) -> list[Instruction]:
