@@ -17,7 +17,7 @@ class ParseError(EmulatorError):
         super().__init__(f"{where}{message}{shown}")
 
 
-class UnsupportedInstruction(ParseError):  # noqa: N818 - the field's name for it
+class UnsupportedInstruction(ParseError):  # noqa: N818 - the public name
     """A well-formed instruction, or a form of one, that the emulator does not execute."""
 
 

@@ -1,7 +1,7 @@
 """What a pure instruction's semantic is written in: a few dozen primitives over 32-lane values.
 
-A value has one of the types below; there is no implicit conversion. A backend implements the primitives (`Builder`), semantics in `ops/` use
-them and the compositions at the end of this file, so each instruction is described once for every backend.
+A value has one of the types below; there is no implicit conversion. A backend implements the primitives (`Builder`), semantics in
+`ops/` use them and the compositions at the end of this file, so each instruction is described once for every backend.
 
 Types: b (predicate); u1 u2 u4 u8, i1 i2 i4 i8 (unsigned, signed, of 1 to 8 bytes); f2 f4 f8 (IEEE half, single, double).
 """
@@ -89,14 +89,14 @@ class Builder(ABC):
 
     @abstractmethod
     def unary(self, op: str, a: Val) -> Val:
-        """not neg abs sqrt floor ceil trunc rint popc clz brev exp2 log2 sin cos tanh isnan."""
+        """not neg abs sqrt floor ceil trunc rint popc clz brev exp2 log2 sin cos tanh."""
 
     @abstractmethod
     def select(self, c: Val, a: Val, b: Val) -> Val: ...
 
     @abstractmethod
     def cast(self, a: Val, t: str) -> Val:
-        """Value conversion: integers wrap or extend, float to float and integer to float round to nearest even, float to integer truncates (in range)."""
+        """Value conversion: integers wrap or extend, to float rounds to nearest even, float to integer truncates (in range)."""
 
     @abstractmethod
     def bits(self, a: Val, t: str) -> Val:

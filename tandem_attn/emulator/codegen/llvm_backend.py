@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Any
 
 from tandem_attn.emulator.codegen.builder import Builder, Val, size_of, width_of
 from tandem_attn.emulator.ops.registry import lookup
 from tandem_attn.emulator.ptx.nodes import Instruction, Reg
-from tandem_attn.emulator.ptx.operands import results, sources
+from tandem_attn.emulator.ptx.operands import sources
 
 NARROW, WARP = 8, 32
 FILES = ("p", "h", "r", "d")  # order of the register arrays in the struct that a function gets
 _FILE_BYTES = {"p": 1, "h": 2, "r": 4, "d": 8}
 _INT = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor", "shl": "shl"}
+_SAME_TYPE = {"abs": "fabs", "brev": "bitreverse"} | {op: op for op in ("sqrt", "floor", "ceil", "trunc", "rint")}
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _EXP2_TERMS = 13  # Taylor terms of 2^f on |f| <= 1/2: the rest is below 2e-16
 
 
-class NeedWide(Exception):  # noqa: N818 - control flow inside this file
+class NeedWideError(Exception):
     """The instruction looks at other lanes."""
 
 
@@ -34,8 +36,8 @@ def scalar_type(t: str) -> str:
 class LlvmBuilder(Builder):
     """Writes the body of one loop (width 8) or of one wide instruction (width 32)."""
 
-    def __init__(self, resolve: Callable[[str], Reg], width: int, prefix: str) -> None:
-        self.resolve, self.width, self.prefix = resolve, width, prefix
+    def __init__(self, resolve: Callable[[str], Reg], width: int, number: int) -> None:
+        self.resolve, self.width, self.number, self.prefix = resolve, width, number, f"g{number}_"
         self.lines: list[str] = []
         self.held: dict[tuple[str, int], Val] = {}  # value of a register, with the type it was written or loaded as
         self.views: dict[tuple[str, int, str], Val] = {}
@@ -87,7 +89,7 @@ class LlvmBuilder(Builder):
         base = self.line(f"getelementptr i8, ptr %{cls}, i64 {offset}")
         if self.width == WARP:
             return base
-        return self.line(f"getelementptr i8, ptr {base}, i64 %lane{_FILE_BYTES[cls]}")
+        return self.line(f"getelementptr i8, ptr {base}, i64 %lane{_FILE_BYTES[cls]}_{self.number}")
 
     def read_reg(self, reg: Reg, t: str) -> Val:
         key = (reg.cls, reg.slot)
@@ -96,17 +98,21 @@ class LlvmBuilder(Builder):
                 raw = self.line(f"load <{self.width} x i8>, ptr {self.address('p', reg.slot)}, align 1")
                 self.held[key] = self.emit(f"icmp ne <{self.width} x i8> {raw}, zeroinitializer", "b")
             return self.held[key]
-        if (*key, t) in self.views:
-            return self.views[*key, t]
+        if (key[0], key[1], t) in self.views:
+            return self.views[key[0], key[1], t]
         held = self.held.get(key)
         if held is None:
             exact = t if size_of(t) == width_of(reg) else f"u{width_of(reg)}"
             held = self.emit(f"load {self.vector(exact)}, ptr {self.address(*key)}, align 1", exact)
-            self.held[key] = self.views[*key, exact] = held
+            self.held[key] = self.views[key[0], key[1], exact] = held
         out = held
         if held.t != t:
-            out = self.bits(held, t) if size_of(held.t) == size_of(t) else self.bits(self.cast(self.bits(held, f"u{held.t[1:]}"), f"u{t[1:]}"), t)
-        self.views[*key, t] = out
+            out = (
+                self.bits(held, t)
+                if size_of(held.t) == size_of(t)
+                else self.bits(self.cast(self.bits(held, f"u{held.t[1:]}"), f"u{t[1:]}"), t)
+            )
+        self.views[key[0], key[1], t] = out
         return out
 
     def write_reg(self, reg: Reg, value: Val) -> None:
@@ -123,7 +129,7 @@ class LlvmBuilder(Builder):
             del self.views[view]
         self.held[key] = self.dirty[key] = value
         if reg.cls != "p":
-            self.views[*key, value.t] = value
+            self.views[key[0], key[1], value.t] = value
 
     def read_symbol(self, name: str, t: str) -> Val:
         return self.read_reg(self.resolve(name), t)
@@ -132,7 +138,7 @@ class LlvmBuilder(Builder):
         items = ", ".join(f"i32 {i}" for i in range(self.width))
         if self.width == WARP:
             return Val(f"<{items}>", "u4")
-        return Val(self.line(f"add <8 x i32> <{items}>, %lanes"), "u4")
+        return Val(self.line(f"add <8 x i32> <{items}>, %lanes{self.number}"), "u4")
 
     def active(self) -> Val:
         self.wide()
@@ -140,7 +146,7 @@ class LlvmBuilder(Builder):
 
     def wide(self) -> None:
         if self.width != WARP:
-            raise NeedWide
+            raise NeedWideError
 
     # ---- arithmetic
     def binary(self, op: str, a: Val, b: Val) -> Val:
@@ -152,7 +158,10 @@ class LlvmBuilder(Builder):
         signed = a.t[0] == "i"
         if op in ("min", "max"):
             return self.intrinsic(f"{'s' if signed else 'u'}{op}", a.t, a, b)
-        name = _INT.get(op) or {"shr": "ashr" if signed else "lshr", "div": "sdiv" if signed else "udiv", "rem": "srem" if signed else "urem"}[op]
+        name = (
+            _INT.get(op)
+            or {"shr": "ashr" if signed else "lshr", "div": "sdiv" if signed else "udiv", "rem": "srem" if signed else "urem"}[op]
+        )
         return self.emit(f"{name} {vector} {a.x}, {b.x}", a.t)
 
     def compare(self, op: str, a: Val, b: Val) -> Val:
@@ -169,18 +178,12 @@ class LlvmBuilder(Builder):
             return self.emit(f"xor {vector} {a.x}, {ones.x}", a.t)
         if op == "neg":
             return self.emit(f"fneg {vector} {a.x}" if a.t[0] == "f" else f"sub {vector} zeroinitializer, {a.x}", a.t)
-        if op in ("abs", "sqrt", "floor", "ceil", "trunc", "rint"):
-            return self.intrinsic({"abs": "fabs"}.get(op, op), a.t, a)
-        if op == "isnan":
-            return self.compare("ne", a, a)
+        if op in _SAME_TYPE:
+            return self.intrinsic(_SAME_TYPE[op], a.t, a)
         if op in ("popc", "clz"):
             out = self.intrinsic("ctpop", a.t, a) if op == "popc" else self.intrinsic("ctlz", a.t, a, extra=", i1 false")
             return self.cast(Val(out.x, f"u{a.t[1:]}"), "u4")
-        if op == "brev":
-            return self.intrinsic("bitreverse", a.t, a)
-        if op == "exp2":
-            return self.exp2(a)
-        return self.lanewise(op, a)
+        return self.exp2(a) if op == "exp2" else self.lanewise(op, a)
 
     def exp2(self, a: Val) -> Val:
         """2^x in double: 2^n times a polynomial in x - n, then rounded."""
@@ -224,10 +227,8 @@ class LlvmBuilder(Builder):
             return self.emit(f"{'fptosi' if t[0] == 'i' else 'fptoui'} {source} {a.x} to {target}", t)
         if t[0] == "f":
             return self.emit(f"{'sitofp' if a.t[0] == 'i' else 'uitofp'} {source} {a.x} to {target}", t)
-        if size_of(t) == size_of(a.t):
-            return Val(a.x, t)
         op = "trunc" if size_of(t) < size_of(a.t) else "sext" if a.t[0] == "i" else "zext"
-        return self.emit(f"{op} {source} {a.x} to {target}", t)
+        return Val(a.x, t) if size_of(t) == size_of(a.t) else self.emit(f"{op} {source} {a.x} to {target}", t)
 
     def bits(self, a: Val, t: str) -> Val:
         if a.t[0] != "f" and t[0] != "f":
@@ -268,9 +269,6 @@ class LlvmBuilder(Builder):
         return self.emit(f"shufflevector <32 x i32> {one}, <32 x i32> poison, <32 x i32> zeroinitializer", "u4")
 
     def split(self, a: Val) -> tuple[Val, Val]:
-        parts = getattr(a, "parts", None)
-        if parts is not None:
-            return parts  # type: ignore[no-any-return]
         half = f"u{size_of(a.t) // 2}"
         high = self.binary("shr", Val(a.x, f"u{a.t[1:]}"), self.const(f"u{a.t[1:]}", 4 * size_of(a.t)))
         return self.cast(Val(a.x, f"u{a.t[1:]}"), half), self.cast(high, half)
@@ -281,10 +279,10 @@ class LlvmBuilder(Builder):
         return self.binary("or", self.cast(Val(low.x, f"u{low.t[1:]}"), t), up)
 
     # ---- memory is the machine's business here
-    def load(self, space: str, address: Val, offset: int, t: str, count: int) -> list[Val]:
+    def load(self, *_: Any) -> list[Val]:
         raise self.unsupported("memory access in native code")
 
-    def store(self, space: str, address: Val, offset: int, values: list[Val]) -> None:
+    def store(self, *_: Any) -> None:
         raise self.unsupported("memory access in native code")
 
     # ---- the frame
@@ -309,13 +307,13 @@ class LlvmBuilder(Builder):
 
 def is_wide(ins: Instruction, resolve: Callable[[str], Reg]) -> bool:
     """Whether the instruction looks at other lanes: it is tried out."""
-    trial = LlvmBuilder(resolve, NARROW, "t")
+    trial = LlvmBuilder(resolve, NARROW, 0)
     trial.begin(ins)
     semantic = lookup(ins).pure
     assert semantic is not None
     try:
         semantic(trial, ins)
-    except NeedWide:
+    except NeedWideError:
         return True
     return False
 
@@ -336,7 +334,7 @@ def function_text(name: str, code: list[Instruction], live: set[tuple[str, int]]
     body: list[str] = []
     declared: set[str] = set()
     for number, ((wide, group), keep) in enumerate(zip(groups, needed, strict=True)):
-        b = LlvmBuilder(resolve, WARP if wide else NARROW, f"g{number}_")
+        b = LlvmBuilder(resolve, WARP if wide else NARROW, number)
         for ins in group:
             b.begin(ins)
             semantic = lookup(ins).pure
@@ -352,24 +350,21 @@ def function_text(name: str, code: list[Instruction], live: set[tuple[str, int]]
 
 
 def _loop(number: int, lines: list[str]) -> list[str]:
-    """The body once for each eight lanes."""
-    top, end = f"loop{number}", f"done{number}"
-    scale = [f"  %lane{size} = mul i64 %i, {size}" for size in (1, 2, 4, 8)]
-    broadcast = [
-        "  %low = trunc i64 %i to i32",
-        "  %first = insertelement <8 x i32> poison, i32 %low, i32 0",
-        "  %lanes = shufflevector <8 x i32> %first, <8 x i32> poison, <8 x i32> zeroinitializer",
+    """The body once for each eight lanes. Its own names carry the loop's number."""
+    top, before, end = f"loop{number}", f"before{number}", f"done{number}"
+    i = f"%i{number}"
+    head = [f"  br label %{before}", f"{before}:", f"  br label %{top}", f"{top}:"]
+    head.append(f"  {i} = phi i64 [ 0, %{before} ], [ %next{number}, %{top} ]")
+    head += [f"  %lane{size}_{number} = mul i64 {i}, {size}" for size in (1, 2, 4, 8)]
+    head += [
+        f"  %low{number} = trunc i64 {i} to i32",
+        f"  %first{number} = insertelement <8 x i32> poison, i32 %low{number}, i32 0",
+        f"  %lanes{number} = shufflevector <8 x i32> %first{number}, <8 x i32> poison, <8 x i32> zeroinitializer",
     ]
-    text = [f"  br label %{top}", f"{top}:", f"  %i = phi i64 [ 0, %before{number} ], [ %next, %{top} ]", *scale, *broadcast, *lines]
-    text += ["  %next = add i64 %i, 8", "  %more = icmp ult i64 %next, 32", f"  br i1 %more, label %{top}, label %{end}", f"{end}:"]
-    renamed = []
-    for line in text:
-        for local in ("%lanes", "%lane1", "%lane2", "%lane4", "%lane8", "%low", "%first", "%next", "%more", "%i "):
-            line = line.replace(local, f"{local.strip()}_{number}" + (" " if local.endswith(" ") else ""))  # noqa: PLW2901
-        renamed.append(line.replace("%i,", f"%i_{number},"))
-    before = [f"  br label %before{number}", f"before{number}:"]
-    return before + renamed
-
-
-def written(code: Iterable[Instruction]) -> set[tuple[str, int]]:
-    return {(r.cls, r.slot) for ins in code for r in results(ins)}
+    tail = [
+        f"  %next{number} = add i64 {i}, 8",
+        f"  %more{number} = icmp ult i64 %next{number}, 32",
+        f"  br i1 %more{number}, label %{top}, label %{end}",
+        f"{end}:",
+    ]
+    return [*head, *lines, *tail]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.util
 import os
 import tempfile
 from collections.abc import Callable
@@ -19,11 +20,7 @@ VERSION = "1"  # of the code generator: part of the cache key
 
 def available() -> bool:
     """Whether llvmlite can be imported."""
-    try:
-        import llvmlite.binding  # noqa: F401, PLC0415
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("llvmlite") is not None
 
 
 def cache_directory() -> Path:
@@ -47,7 +44,9 @@ class Compiler:
         target = llvm.Target.from_default_triple()
         self.machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=1)
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), self.machine)
-        key = hashlib.sha256("\0".join((VERSION, llvm.get_host_cpu_name(), features, str(llvm.llvm_version_info), ptx)).encode()).hexdigest()
+        key = hashlib.sha256(
+            "\0".join((VERSION, llvm.get_host_cpu_name(), features, str(llvm.llvm_version_info), ptx)).encode()
+        ).hexdigest()
         self.directory = cache_directory() / key[:32]
         self.kept: list[Any] = []
         self.compiled = 0

@@ -24,7 +24,14 @@ _VIEW = {"h": {"u": "Hu", "i": "Hi", "f": "Hf"}, "r": {"u": "Ru", "i": "Ri", "f"
 _SPACE = {"np": np, "rt": numpy_runtime} | {name: np.dtype(name) for name in DTYPE.values()}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>"}
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_UNARY = {"sqrt": "np.sqrt", "floor": "np.floor", "ceil": "np.ceil", "trunc": "np.trunc", "rint": "np.rint", "abs": "np.abs", "isnan": "np.isnan"}
+_UNARY = {
+    "sqrt": "np.sqrt",
+    "floor": "np.floor",
+    "ceil": "np.ceil",
+    "trunc": "np.trunc",
+    "rint": "np.rint",
+    "abs": "np.abs",
+}
 _UNARY |= {"popc": "rt.popc", "clz": "rt.clz", "brev": "rt.brev", "exp2": "rt.exp2"}
 
 
@@ -55,7 +62,7 @@ class NumpyBuilder(Builder):
         """A line that computes an expression of `operands`; done at once when they are all constants."""
         if operands and all(v.x in self.names for v in operands):
             with np.errstate(all="ignore"):
-                return self.known(eval(expression, _SPACE, self.names), t)  # noqa: S307 - our own text
+                return self.known(eval(expression, _SPACE, self.names), t)
         self.count += 1
         name = f"t{self.count}"
         self.lines.append(f"{name}={expression}")
@@ -74,17 +81,17 @@ class NumpyBuilder(Builder):
             if key not in self.local:
                 self.local[key] = self.emit(f"P[{reg.slot}]", "b", alias=True)
             return self.local[key]
-        found = self.views.get((*key, t))
+        found = self.views.get((key[0], key[1], t))
         if found is not None:
             return found
         held = self.local.get(key)
         width = width_of(reg)
         if held is None:
             exact = t if size_of(t) == width else f"u{width}"
-            held = self.views.get((*key, exact)) or self.emit(f"{_VIEW[reg.cls][exact[0]]}[{reg.slot}]", exact, alias=True)
-            self.views[*key, exact] = held
+            held = self.views.get((key[0], key[1], exact)) or self.emit(f"{_VIEW[reg.cls][exact[0]]}[{reg.slot}]", exact, alias=True)
+            self.views[key[0], key[1], exact] = held
         out = held if held.t == t else self.reinterpret(held, t)
-        self.views[*key, t] = out
+        self.views[key[0], key[1], t] = out
         return out
 
     def reinterpret(self, held: Val, t: str) -> Val:
@@ -107,7 +114,7 @@ class NumpyBuilder(Builder):
             del self.views[view]
         self.local[key] = self.dirty[key] = value
         if reg.cls != "p":
-            self.views[*key, value.t] = value
+            self.views[key[0], key[1], value.t] = value
 
     def merge(self, reg: Reg, value: Val) -> Val:
         old = self.read_reg(reg, value.t)
@@ -143,7 +150,7 @@ class NumpyBuilder(Builder):
             return self.emit(f"{'~' if op == 'not' else '-'}{a.x}", a.t, a)
         if op in ("log2", "sin", "cos", "tanh"):
             return self.emit(f"rt.wide(np.{op},{a.x})", a.t)
-        t = "b" if op == "isnan" else "u4" if op in ("popc", "clz") else a.t
+        t = "u4" if op in ("popc", "clz") else a.t
         return self.emit(f"{_UNARY[op]}({a.x})", t, a)
 
     def select(self, c: Val, a: Val, b: Val) -> Val:
@@ -256,6 +263,6 @@ def _function(b: NumpyBuilder, label: str) -> Callable[[Any, Any], None]:
     space: dict[str, Any] = {"np": np, "rt": numpy_runtime, "copyto": np.copyto, "NOBODY": bytes(32)}
     space |= {name: np.dtype(name) for name in DTYPE.values()}
     space |= b.names
-    exec(compile(head + text + "\n", label, "exec"), space)  # noqa: S102 - generated from checked PTX
+    exec(compile(head + text + "\n", label, "exec"), space)
     made: Callable[[Any, Any], None] = space["segment"]
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,6 @@ def _odd_sum(x: Array, y: Array) -> Array:
 
 def fma64(a: Array, b: Array, c: Array) -> Array:
     """a * b + c in double, rounded once (through rational arithmetic: rare in kernels)."""
-    from fractions import Fraction  # noqa: PLC0415 - rarely needed
-
     out: Array = a * b + c
     for i in np.flatnonzero(np.isfinite(a) & np.isfinite(b) & np.isfinite(c)):
         exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))

@@ -1,4 +1,7 @@
-"""Roundings and narrow floating-point formats, in primitives. PTX manual, "Floating Point Rounding Modifiers" and "Alternate Floating-Point Data Formats"."""
+"""Roundings and narrow floating-point formats, in primitives.
+
+PTX manual, "Floating Point Rounding Modifiers" and "Alternate Floating-Point Data Formats".
+"""
 
 from __future__ import annotations
 
@@ -181,10 +184,7 @@ def _round_shift(b: Builder, body: Val, shift: Val, mode: str) -> Val:
 def _limits(b: Builder, raw: Val, rounded: Val, fmt: Format, saturate: bool, nan: Val, infinite: Val, mode: str) -> Val:
     top = b.const("u4", fmt.top)
     over = b.compare("gt", rounded, top)
-    if saturate or fmt.none:
-        limit = top
-    else:
-        limit = b.const("u4", fmt.nan if fmt.finite else fmt.infinity)
+    limit = top if saturate or fmt.none else b.const("u4", fmt.nan if fmt.finite else fmt.infinity)
     limited = b.select(b.or_(over, infinite), limit, rounded)
     if mode == "rz" and not saturate and not fmt.finite and not fmt.none:
         limited = b.select(infinite, limit, b.binary("min", rounded, top))

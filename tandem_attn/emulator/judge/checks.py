@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from tandem_attn.emulator.errors import LaunchError
 from tandem_attn.emulator.report import KINDS
 
-ALWAYS = frozenset(("deadlock", "trap", "assert", "out-of-bounds", "misaligned", "undefined"))  # a run cannot go on, or its values mean nothing
+ALWAYS = frozenset(
+    ("deadlock", "trap", "assert", "out-of-bounds", "misaligned", "undefined")
+)  # a run cannot go on, or its values mean nothing
 RACES = frozenset(("race", "missing-proxy-fence"))
 CHECKS = frozenset(KINDS)
 BY_NAME = frozenset(("tmem-load-use",))  # never part of "default" or "all"

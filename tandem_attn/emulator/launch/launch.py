@@ -160,7 +160,7 @@ class Launch:
 _PACK = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
-def pack_value(memory: GlobalMemory, variable: Variable, value: Any, name: str) -> bytes:
+def pack_value(memory: GlobalMemory, variable: Variable, value: Any, name: str) -> bytes:  # noqa: PLR0911 - one return per kind of value
     """The bytes of one argument. Raises LaunchError when it does not fit the parameter."""
     if isinstance(value, bytes | bytearray):
         if len(value) != variable.size:

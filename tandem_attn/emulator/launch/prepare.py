@@ -31,7 +31,14 @@ def load(ptx: str) -> tuple[Program, Links]:
 
 
 def prepare(
-    kernel: Any, args: Sequence[Any] | Mapping[str, Any], grid: Sequence[int] | int, *, block: Dims, cluster: Dims, shared: int | None, entry: str | None
+    kernel: Any,
+    args: Sequence[Any] | Mapping[str, Any],
+    grid: Sequence[int] | int,
+    *,
+    block: Dims,
+    cluster: Dims,
+    shared: int | None,
+    entry: str | None,
 ) -> tuple[Launch, int]:
     """The launch, and how many CTAs are resident at once."""
     compiled = triton_kernel.is_compiled(kernel)

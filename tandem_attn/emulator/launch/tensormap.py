@@ -117,7 +117,18 @@ def decode(raw: bytes) -> TensorMap:
 
 
 # Element types by name, for descriptors made from tensors.
-_BY_DTYPE = {"float16": 6, "float32": 7, "float64": 9, "bfloat16": 10, "uint8": 0, "int8": 0, "uint16": 1, "int16": 1, "uint32": 2, "int32": 3}
+_BY_DTYPE = {
+    "float16": 6,
+    "float32": 7,
+    "float64": 9,
+    "bfloat16": 10,
+    "uint8": 0,
+    "int8": 0,
+    "uint16": 1,
+    "int16": 1,
+    "uint32": 2,
+    "int32": 3,
+}
 _BY_DTYPE |= {"uint64": 4, "int64": 5, "float8_e4m3fn": 0, "float8_e5m2": 0, "bool": 0}
 
 

@@ -1,7 +1,7 @@
-"""A launch from a compiled Triton or Gluon kernel: `kernel.asm["ptx"]`, `kernel.metadata` and `kernel.src.signature`. Triton is not imported.
+"""A launch from a compiled Triton or Gluon kernel: `kernel.asm["ptx"]`, `.metadata` and `.src.signature`. Triton is not imported.
 
-Parameters as Triton 3.9 passes them: each non-constexpr argument in order (a tensor descriptor is its 128 bytes, then shape as i32 and strides
-as i64), then the global and the profile scratch pointer.
+Parameters as Triton 3.9 passes them: each non-constexpr argument in order (a tensor descriptor is its 128 bytes, then shape as i32 and
+strides as i64), then the global and the profile scratch pointer.
 """
 
 from __future__ import annotations

@@ -124,13 +124,11 @@ class AsyncEngine:
             each.waiters.clear()
 
     def complete_one(self) -> bool:
-        """Carry out one stage of one operation; False when none is in flight. Latest: the youngest queue head, so that others wait longest."""
+        """Carry out one stage of one operation; False when none is in flight. Latest: the youngest queue head goes first."""
         if not self.queues:
             return False
-        if self.schedule == "random":
-            key = self.rng.choice(list(self.queues))
-        else:
-            key = max(self.queues, key=lambda k: self.queues[k][0].serial)
+        youngest = max(self.queues, key=lambda k: self.queues[k][0].serial)
+        key = self.rng.choice(list(self.queues)) if self.schedule == "random" else youngest
         self._run_head(key)
         return True
 

@@ -44,7 +44,7 @@ class Control:
             found = self.orders[index] = (semantics, scope)
         return found
 
-    def run(self, warp: Warp) -> None:
+    def run(self, warp: Warp) -> None:  # noqa: PLR0912 - the inner loop of the machine stays in one function
         """Until the warp blocks, yields or ends."""
         segments = self.program.segments
         functions = self.machine.segments
@@ -54,8 +54,8 @@ class Control:
         while True:
             frame = stack[-1]
             at = frame.segment
-            if at == frame.stop or at == EXIT:
-                if self.pop(warp, frame):
+            if at in (frame.stop, EXIT):
+                if self.pop(warp):
                     return
                 continue
             segment = segments[at]
@@ -89,7 +89,7 @@ class Control:
                 return
 
     # ---- the stack
-    def pop(self, warp: Warp, frame: Frame) -> bool:
+    def pop(self, warp: Warp) -> bool:
         """A path has reached its stop; True when the warp has ended."""
         warp.stack.pop()
         if not warp.stack:
@@ -100,16 +100,22 @@ class Control:
     def rotate(self, warp: Warp) -> None:
         """Of two divergent paths that both wait to reconverge, run the other one next, so that a spinning path cannot starve it."""
         stack = warp.stack
-        if len(stack) > 2 and stack[-2].stop == stack[-1].stop and not stack[-1].call and not stack[-2].call and stack[-2].segment != stack[-2].stop:
+        if (
+            len(stack) > 2
+            and stack[-2].stop == stack[-1].stop
+            and not stack[-1].call
+            and not stack[-2].call
+            and stack[-2].segment != stack[-2].stop
+        ):
             stack[-1], stack[-2] = stack[-2], stack[-1]
 
-    def lanes_of(self, frame: Frame, warp: Warp) -> np.ndarray[Any, Any]:
+    def lanes_of(self, frame: Frame) -> np.ndarray[Any, Any]:
         return frame.mask if frame.mask is not None else np.ones(32, np.bool_)
 
     def taken(self, warp: Warp, frame: Frame, ins: Instruction) -> np.ndarray[Any, Any]:
         """The active lanes whose guard holds."""
         if ins.predicate is None:
-            return self.lanes_of(frame, warp)
+            return self.lanes_of(frame)
         guard = warp.P[ins.predicate.slot]
         guard = ~guard if ins.negated else guard.copy()
         return guard if frame.mask is None else guard & frame.mask
@@ -152,7 +158,7 @@ class Control:
             frame.segment = segment.targets[int(distinct[0])]
             return
         frame.segment = segment.reconverge
-        lanes = self.lanes_of(frame, warp)
+        lanes = self.lanes_of(frame)
         for value in distinct:
             warp.stack.append(Frame(segment.targets[int(value)], segment.reconverge, lanes & (warp.Ru[reg.slot] == value)))
 
@@ -212,7 +218,7 @@ class Control:
             return
         kept = []
         for entry in warp.stack[bottom:]:
-            left = self.lanes_of(entry, warp) & ~gone
+            left = self.lanes_of(entry) & ~gone
             if left.any():
                 entry.mask = left
                 if entry is frame:

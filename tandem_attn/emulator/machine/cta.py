@@ -93,4 +93,3 @@ class CTA:
             if not warp.done:
                 total += 32 if warp.alive is None else int(warp.alive.sum())
         return total
-

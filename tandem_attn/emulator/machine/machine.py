@@ -26,7 +26,7 @@ IDLE_ROUNDS = 2000  # rounds in which every warp that can run only spins, after 
 MAX_REPORTS = 200
 
 
-class Stop(Exception):  # noqa: N818 - ends the run, reported already
+class StopError(Exception):
     """The run cannot go on."""
 
 
@@ -144,7 +144,7 @@ class Machine:
         try:
             with np.errstate(all="ignore"):
                 self.loop()
-        except Stop:
+        except StopError:
             self.finished = False
         for observer in self.observers:
             for report in observer.finish() or ():
@@ -184,7 +184,7 @@ class Machine:
             if all(cluster.done for cluster in self.resident) and not self.waiting_clusters:
                 return
             self.reports.append(explain(self))
-            raise Stop
+            raise StopError
 
     stamp = -1
 
@@ -219,10 +219,10 @@ class Machine:
             self.control.run(warp)
         except Fault as fault:
             self.report(fault, warp, warp.current)
-            raise Stop from None
+            raise StopError from None
         except ExecutionError as error:
             self.report(Fault("undefined", str(error)), warp, warp.current)
-            raise Stop from None
+            raise StopError from None
 
     def yielded(self, warp: Warp) -> None:
         """The warp gives way: it spins, or has run for long."""

@@ -24,7 +24,7 @@ _BITS = np.uint64(1) << np.arange(WARP, dtype=np.uint64)
 
 @dataclass(slots=True)
 class Frame:
-    """One path of a warp: `segment` is next, until `stop`; `mask` None means all lanes. `call` marks the bottom frame of a function call."""
+    """One path of a warp: `segment` is next, until `stop`; `mask` None is all lanes. `call`: the bottom frame of a function call."""
 
     segment: int
     stop: int
@@ -205,7 +205,9 @@ class Warp:
         if mask is not None:
             where = np.where(mask, where, 0)
         if int(where.min()) < 0 or int(where.max()) + count > view.shape[1]:
-            raise Fault("out-of-bounds", f"local offset {int(where.max()) * dtype.itemsize:#x} is outside the thread's {self.local.shape[1]} bytes")
+            raise Fault(
+                "out-of-bounds", f"local offset {int(where.max()) * dtype.itemsize:#x} is outside the thread's {self.local.shape[1]} bytes"
+            )
         return np.array([view[ALL_LANES, where + j] for j in range(count)])
 
     def store_local(self, address: Array, offset: int, values: tuple[Array, ...], mask: Array | None, index: int) -> None:
@@ -215,7 +217,9 @@ class Warp:
         self.current = index
         view = self._local(dtype)
         if len(lanes) and (int(where.min()) < 0 or int(where.max()) + len(values) > view.shape[1]):
-            raise Fault("out-of-bounds", f"local offset {int(where.max()) * dtype.itemsize:#x} is outside the thread's {self.local.shape[1]} bytes")
+            raise Fault(
+                "out-of-bounds", f"local offset {int(where.max()) * dtype.itemsize:#x} is outside the thread's {self.local.shape[1]} bytes"
+            )
         for j, value in enumerate(values):
             view[lanes, where + j] = value[lanes]
 

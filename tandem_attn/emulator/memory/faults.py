@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Fault(Exception):  # noqa: N818 - it becomes a Report, not an error of the emulator
+class Fault(Exception):  # noqa: N818 - it becomes a Report
     """What an instruction did wrong: `kind` is a report kind. A fatal one ends the run."""
 
     def __init__(self, kind: str, message: str, *, fatal: bool = True) -> None:

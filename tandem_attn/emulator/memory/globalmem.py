@@ -76,7 +76,11 @@ class GlobalMemory:
         if not self.ranges:
             return f"global address {address:#x} ({size} bytes): the kernel was given no memory"
         nearest = min(self.ranges, key=lambda r: max(r.base - address, address - (r.base + r.size), 0))
-        where = f"{nearest.base - address} bytes before" if address < nearest.base else f"{address - nearest.base - nearest.size} bytes behind the end of"
+        where = (
+            f"{nearest.base - address} bytes before"
+            if address < nearest.base
+            else f"{address - nearest.base - nearest.size} bytes behind the end of"
+        )
         if nearest.base <= address < nearest.base + nearest.size:
             where = f"{nearest.base + nearest.size - address} bytes before the end of"
         return f"global address {address:#x} ({size} bytes) is {where} {nearest.name} ({nearest.size} bytes at {nearest.base:#x})"

@@ -1,4 +1,4 @@
-"""Matrix operands of wgmma and tcgen05.mma in shared memory. PTX manual, "Matrix Descriptor", "Strides", "Canonical Layouts"; also CUTLASS's naming.
+"""Matrix operands of wgmma and tcgen05.mma in shared memory. PTX manual, "Matrix Descriptor", "Strides", "Canonical Layouts".
 
 A tile of `rows` (M or N) by 32 bytes of K is gathered by 16-byte chunks: K-major chunks hold consecutive K of one row, MN-major chunks hold
 consecutive rows of one K.

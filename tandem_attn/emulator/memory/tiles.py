@@ -154,5 +154,3 @@ def round_bf16(x: Array) -> Array:
     raw = np.ascontiguousarray(x, np.float32).view(np.uint32)
     out = ((raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
     return np.where(np.isnan(x), np.uint16(0x7FFF), out)
-
-

@@ -25,7 +25,7 @@ def reader(operand: Operand, dtype: Any) -> Read:
         raw = operand.value & ((1 << 8 * dtype.itemsize) - 1) if dtype.kind != "b" else operand.value != 0
         constant = np.full(32, raw, f"u{dtype.itemsize}" if dtype.kind != "b" else bool)
         constant = constant.view(dtype)
-        return lambda w: constant
+        return lambda _: constant
     if isinstance(operand, Negated):
         inner = reader(operand.operand, dtype)
         return lambda w: ~inner(w)
@@ -53,7 +53,7 @@ def scalar(operand: Operand, signed: bool = False) -> Scalar:
     """The value of one lane of a register or a constant, as an int."""
     if isinstance(operand, Imm):
         value = operand.value
-        return lambda w, lane: value
+        return lambda _, __: value
     if isinstance(operand, Negated):
         inner = scalar(operand.operand)
         return lambda w, lane: int(not inner(w, lane))
@@ -138,7 +138,7 @@ def lane_list(mask: Array | None) -> Sequence[int]:
 def writer(operand: Operand) -> Callable[[Warp, Array, Array | None], None]:
     """Write 32 lanes (any unsigned type not wider than the register)."""
     if isinstance(operand, Discard):
-        return lambda w, value, m: None
+        return lambda *_: None
     if not isinstance(operand, Reg):
         raise TypeError(f"{operand} cannot be written")
     reg = operand

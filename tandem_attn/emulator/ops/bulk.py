@@ -1,4 +1,7 @@
-"""Non-tensor bulk copies, cp.async, distributed shared memory. PTX manual, "cp.async.bulk", "cp.reduce.async.bulk", "cp.async", "st.async", "red.async"."""
+"""Non-tensor bulk copies, cp.async, distributed shared memory.
+
+PTX manual, "cp.async.bulk", "cp.reduce.async.bulk", "cp.async", "st.async", "red.async".
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def read_bytes(w: Warp, space: str, address: int, size: int) -> Array:
     if engine.check_uninitialised and not cta.shared.written[at : at + size].all():
         bad = at + int((~cta.shared.written[at : at + size]).argmax())
         op = engine.acting
-        engine.report(Fault("uninitialised", f"a bulk copy reads shared offset {bad:#x}, which was never written"), w, op.index if op else w.current)
+        engine.report(
+            Fault("uninitialised", f"a bulk copy reads shared offset {bad:#x}, which was never written"), w, op.index if op else w.current
+        )
     if engine.observed:
         engine.access(w, w.current, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, [at], size)
     return cta.shared.data[at : at + size].copy()
@@ -66,7 +71,7 @@ def _aligned(*values: int) -> None:
 
 @machine("cp.async.bulk", section="Data Movement: cp.async.bulk")
 def copy(ins: Instruction) -> Handler:
-    """global -> shared (also multicast), shared -> shared of the cluster: mbarrier; shared -> global: bulk group, optionally with a byte mask."""
+    """To shared (also multicast, also from shared of the cluster): mbarrier; to global: bulk group, perhaps with a byte mask."""
     to, come = _spaces(ins)[:2]
     target = shared_address(ins, ins.operands[0]) if to == "shared" else global_address(ins.operands[0])
     source = shared_address(ins, ins.operands[1]) if come == "shared" else global_address(ins.operands[1])
@@ -98,7 +103,11 @@ def copy(ins: Instruction) -> Handler:
                 if keep != 0xFFFF:
                     on = np.tile([bool(keep >> i & 1) for i in range(16)], n // 16)
                     data = np.where(on, data, w.cta.machine.memory.bytes_at(d, n))
-                places = [(d, bar)] if not ranks else [((r << RANK_SHIFT) | d & OFFSET_MASK, (r << RANK_SHIFT) | bar & OFFSET_MASK) for r in ranks]
+                places = (
+                    [(d, bar)]
+                    if not ranks
+                    else [((r << RANK_SHIFT) | d & OFFSET_MASK, (r << RANK_SHIFT) | bar & OFFSET_MASK) for r in ranks]
+                )
                 for place, where in places:
                     write_bytes(w, to, place, data)
                     if to == "shared":
@@ -173,7 +182,8 @@ def cp_async(ins: Instruction) -> Handler:
     """4, 8 or 16 bytes per lane; src-size fewer are filled with zeros; an ignore-src predicate writes zeros."""
     target, source = shared_address(ins, ins.operands[0]), global_address(ins.operands[1])
     width = uniform(ins.operands[2])
-    given = ins.operands[3] if len(ins.operands) > 3 and not any("cache_hint" in m for m in ins.mods[-2:]) or len(ins.operands) > 4 else None
+    hinted = any("cache_hint" in m for m in ins.mods)
+    given = ins.operands[3] if len(ins.operands) > 3 + hinted else None
     ignore = reader(given, np.bool_) if given is not None and getattr(given, "cls", "") == "p" else None
     count = reader(given, np.uint32) if given is not None and ignore is None else None
 
@@ -229,8 +239,7 @@ def cp_async_arrive(ins: Instruction) -> Handler:
         w.cp_async = []
         for lane in lanes:
             if not noinc:
-                cta, at, barrier = mbarrier.find(w, int(bars[lane]))
-                barrier.pending += 1
+                mbarrier.find(w, int(bars[lane]))[2].pending += 1
 
         def stage() -> None:
             for op in before:
@@ -267,7 +276,9 @@ def st_async(ins: Instruction) -> Handler:
                     raise Fault("undefined", "st.async with its data and its mbarrier in different CTAs")
                 raw = np.ascontiguousarray(data[lane]).view(np.uint8)
                 if int(where[lane]) % raw.size:
-                    raise Fault("misaligned", f"st.async to shared offset {int(where[lane]) & OFFSET_MASK:#x}, not a multiple of {raw.size}")
+                    raise Fault(
+                        "misaligned", f"st.async to shared offset {int(where[lane]) & OFFSET_MASK:#x}, not a multiple of {raw.size}"
+                    )
                 write_bytes(w, "shared", int(where[lane]), raw)
                 cta, at = mbarrier.locate(w, int(bars[lane]))
                 mbarrier.complete_tx(w, cta, at, raw.size)
@@ -306,5 +317,3 @@ def red_async(ins: Instruction) -> Handler:
         w.cta.machine.engine.submit(AsyncOp("st.async", w, w.lane_bits(m), ins.index, [stage]))
 
     return run
-
-

@@ -1,4 +1,4 @@
-"""Instructions that steer warps and clusters. PTX manual, "setmaxnreg", "nanosleep", "griddepcontrol", "clusterlaunchcontrol", "mov" from clocks."""
+"""Instructions that steer warps and clusters. PTX manual, "setmaxnreg", "nanosleep", "griddepcontrol", "clusterlaunchcontrol"."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem_attn.emulator.codegen.builder import PTX_TYPE, Builder, Val, size_of
-from tandem_attn.emulator.codegen.rounding import FORMATS, add_rounded, decode, direct, encode, flush
+from tandem_attn.emulator.codegen.rounding import FORMATS, decode, direct, encode, flush
 from tandem_attn.emulator.ops.registry import pure
 from tandem_attn.emulator.ptx.nodes import Instruction
 
@@ -14,7 +14,9 @@ PAIRS = {f"{name}x2": name for name in ("f16", "bf16", "e4m3", "e5m2", "e2m1", "
 
 @pure("cvt", section="Data Movement and Conversion Instructions: cvt")
 def cvt(b: Builder, ins: Instruction) -> None:
-    types = [m for m in ins.mods[1:] if m in INTEGERS or m in FLOATS or m in PAIRS or m in ("tf32", "ue8m0x2", "e4m3x4", "e5m2x4", "e2m1x4")]
+    types = [
+        m for m in ins.mods[1:] if m in INTEGERS or m in FLOATS or m in PAIRS or m in ("tf32", "ue8m0x2", "e4m3x4", "e5m2x4", "e2m1x4")
+    ]
     if len(types) != 2:
         raise b.unsupported()
     to, source = types
@@ -112,7 +114,11 @@ def float_to_integer(b: Builder, ins: Instruction, to: str, source: str) -> Val:
 
 def as_float(b: Builder, ins: Instruction, source: str) -> Val:
     v = read_source(b, ins, source)
-    return decode(b, b.cast(v, "u4") if source == "bf16" else b.cast(b.bits(v, "u2"), "u4"), FORMATS[source]) if source in ("f16", "bf16") else v
+    return (
+        decode(b, b.cast(v, "u4") if source == "bf16" else b.cast(b.bits(v, "u2"), "u4"), FORMATS[source])
+        if source in ("f16", "bf16")
+        else v
+    )
 
 
 def integer_to_float(b: Builder, ins: Instruction, to: str, source: str) -> Val:
@@ -187,14 +193,14 @@ def fp8_to_half(b: Builder, ins: Instruction) -> None:
 def cvt_pack(b: Builder, ins: Instruction) -> None:
     """Saturate a and b to narrow integers and pack them: b lowest; with .b32 the rest of c moves up."""
     to, source = ins.mods[3], ins.mods[4]
-    t = PTX_TYPE[to] if to in PTX_TYPE else None
+    t = PTX_TYPE.get(to)
     if t is None or source != "s32":
         raise b.unsupported()
     width = 8 * size_of(t)
-    first, second = (b.and_(b.bits(saturate_integer(b, b.read(o, "i4"), t), "u4"), b.const("u4", (1 << width) - 1)) for o in ins.operands[1:3])
+    first, second = (
+        b.and_(b.bits(saturate_integer(b, b.read(o, "i4"), t), "u4"), b.const("u4", (1 << width) - 1)) for o in ins.operands[1:3]
+    )
     out = b.or_(b.binary("shl", first, b.const("u4", width)), second)
     if len(ins.operands) > 3:
         out = b.or_(out, b.binary("shl", b.read(ins.operands[3], "u4"), b.const("u4", 2 * width)))
     b.write(ins.operands[0], out)
-
-

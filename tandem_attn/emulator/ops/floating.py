@@ -1,11 +1,11 @@
-"""Floating-point instructions, scalar and packed. PTX manual, "Floating-Point Instructions", "Half Precision ..." and "Mixed Precision ..."."""
+"""Floating-point instructions, scalar and packed. PTX manual, "Floating-Point", "Half Precision" and "Mixed Precision" instructions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from tandem_attn.emulator.codegen.builder import PTX_TYPE, Builder, Val
-from tandem_attn.emulator.codegen.rounding import FORMATS, add_rounded, decode, encode, flush, fma_rounded, mul_rounded
+from tandem_attn.emulator.codegen.rounding import FORMATS, add_rounded, decode, direct, encode, flush, fma_rounded, mul_rounded, odd_sum
 from tandem_attn.emulator.ops import integer
 from tandem_attn.emulator.ops.registry import pure
 from tandem_attn.emulator.ptx.nodes import Instruction, Operand
@@ -129,7 +129,6 @@ def fma(b: Builder, ins: Instruction) -> None:
 def narrow_sum(b: Builder, x: Val, y: Val, z: Val) -> Val:
     """x * y + z as an f4 rounded to odd, so that the rounding to 16 bits behind it is the only one."""
     product = b.mul(b.cast(x, "f8"), b.cast(y, "f8"))
-    from tandem_attn.emulator.codegen.rounding import direct, odd_sum  # noqa: PLC0415 - names used here only
 
     wide = odd_sum(b, product, b.cast(z, "f8"))
     near = direct(b, b.cast(wide, "f4"), b.sub(wide, b.cast(b.cast(wide, "f4"), "f8")), "rz")
@@ -150,7 +149,6 @@ def div(b: Builder, ins: Instruction) -> None:
         quotient = b.binary("div", x, y)
         if mode == "rn":
             return quotient
-        from tandem_attn.emulator.codegen.rounding import direct  # noqa: PLC0415
 
         rest = b.unary("neg", b.fma(quotient, y, b.unary("neg", x)))
         negative = b.compare("lt", y, b.const(y.t, 0.0))

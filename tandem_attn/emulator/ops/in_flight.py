@@ -79,5 +79,3 @@ class Watch:
                     table.setdefault((reg.cls, reg.slot), i)
                     uses.names[reg.cls, reg.slot] = reg.name
         return uses
-
-

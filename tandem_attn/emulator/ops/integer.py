@@ -26,8 +26,8 @@ def arithmetic(b: Builder, ins: Instruction, op: str) -> None:
     kind = ins.mods[-1]
     if kind in ("u16x2", "s16x2"):
         t = "i2" if kind[0] == "s" else "u2"
-        x, y = (halves(b, b.read(o, "u4"), t) for o in ins.operands[1:3])
-        low, high = (b.bits(b.binary(op, p, q), "u2") for p, q in zip(x, y, strict=True))
+        first, second = (halves(b, b.read(o, "u4"), t) for o in ins.operands[1:3])
+        low, high = (b.bits(b.binary(op, p, q), "u2") for p, q in zip(first, second, strict=True))
         b.write(ins.operands[0], b.join(low, high))
         return
     t = type_of(b, ins)

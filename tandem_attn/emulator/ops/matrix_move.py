@@ -44,7 +44,7 @@ def _b8(ins: Instruction) -> bool:
 
 @machine("ldmatrix", section=SECTION + "ldmatrix")
 def ldmatrix(ins: Instruction) -> Handler:
-    """m8n8 of 16 bits: lane i holds row i / 4, elements 2 (i % 4) and up; with .trans the transposed matrix. m16n16.trans.b8: two registers each."""
+    """m8n8 of 16 bits: lane i holds row i / 4, elements 2 (i % 4) and up; .trans transposes. m16n16.trans.b8: two registers."""
     count, trans = _count(ins), ins.has("trans")
     wide = _b8(ins)
     outputs = [writer(o) for o in items(ins.operands[0])]

@@ -181,10 +181,8 @@ def wait(ins: Instruction) -> Handler:
         out = np.zeros(32, np.bool_)
         pending: tuple[CTA, int, MBarrier, int] | None = None
         lanes = lanes_of(m)
-        if len(lanes) == 32 and same(raw(w)) and same(phase(w)):
-            tested = [(0, lanes)]
-        else:
-            tested = [(int(lane), np.array([lane])) for lane in lanes]
+        alike = len(lanes) == 32 and same(raw(w)) and same(phase(w))
+        tested = [(0, lanes)] if alike else [(int(lane), np.array([lane])) for lane in lanes]
         for lane, group in tested:
             cta, offset, barrier = find(w, address(w, lane))
             value = wanted(w, lane)
@@ -235,4 +233,3 @@ def pending_count(ins: Instruction) -> Handler:
         result(w, ((state(w) >> np.uint64(20)) & np.uint64(0xFFFFF)).astype(np.uint32), m)
 
     return run
-

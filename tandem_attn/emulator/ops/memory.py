@@ -41,7 +41,15 @@ def st(b: Builder, ins: Instruction) -> None:
     b.store(space, base, offset, values)
 
 
-@pure("prefetch", "prefetchu", "applypriority", "discard", "pmevent", "cp.async.bulk.prefetch", section="prefetch, applypriority, discard: no effect on values")
+@pure(
+    "prefetch",
+    "prefetchu",
+    "applypriority",
+    "discard",
+    "pmevent",
+    "cp.async.bulk.prefetch",
+    section="prefetch, applypriority, discard: no effect on values",
+)
 def hint(b: Builder, ins: Instruction) -> None:
     del b, ins
 

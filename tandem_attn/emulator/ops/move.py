@@ -222,5 +222,3 @@ def isspacep(b: Builder, ins: Instruction) -> None:
 def pair_of(operand: Operand) -> tuple[Operand, Operand]:
     """`d|p` as its two destinations; the second is discarded where there is none."""
     return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, Discard())
-
-

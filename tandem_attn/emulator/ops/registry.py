@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tandem_attn.emulator.codegen.builder import Builder
@@ -53,7 +53,7 @@ def machine(*prefixes: str, section: str) -> Callable[[Factory], Factory]:
 _CLOCKS = ("%clock", "%globaltimer")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _lookup(opcode: str) -> Entry | None:
     parts = [part.split("::")[0] for part in opcode.split(".")]
     for end in range(len(parts), 0, -1):

@@ -1,4 +1,4 @@
-"""TMEM management and data movement. PTX manual, "Tensor Core 5th Generation Instructions": alloc, ld, st, cp, shift, commit, wait, fence."""
+"""TMEM management and data movement. PTX manual, "Tensor Core 5th Generation Instructions": alloc, ld, st, cp, shift, commit, wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,18 @@ from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.operands import gather, tcgen05_descriptor
 from tandem_attn.emulator.memory.tmem import COLUMNS
 from tandem_attn.emulator.ops import mbarrier
-from tandem_attn.emulator.ops.access import Array, compact, items, lane_list, lanes_of, reader, scalar, shared_address, shared_scalar, uniform
+from tandem_attn.emulator.ops.access import (
+    Array,
+    compact,
+    items,
+    lane_list,
+    lanes_of,
+    reader,
+    scalar,
+    shared_address,
+    shared_scalar,
+    uniform,
+)
 from tandem_attn.emulator.ops.in_flight import InFlight, release
 from tandem_attn.emulator.ops.registry import Handler, machine
 from tandem_attn.emulator.ops.tcgen05_mma import order_key, pair, unpack
@@ -120,10 +131,7 @@ def cells(shape: str, count: int, split: int, packed: bool) -> tuple[Array, Arra
     else:  # 16x32bx2
         lane, column = t % 16 + 0 * j, j + t // 16 * split
     if packed:
-        if shape == "16x32bx2":
-            column = 2 * j + t // 16 * split
-        else:
-            column = 2 * column
+        column = 2 * j + t // 16 * split if shape == "16x32bx2" else 2 * column
         return np.stack([lane, lane], -1), np.stack([column, column + 1], -1)
     return lane[..., None], column[..., None]
 
@@ -139,7 +147,10 @@ def _check_place(w: Warp, address: int, last_lane: int, columns: int) -> tuple[i
     base_lane, base_column = address >> 16, address & 0xFFFF
     quarter = w.index % 4 * 32
     if not quarter <= base_lane <= quarter + 31 - last_lane:
-        raise Fault("out-of-bounds", f"warp {w.index} accesses TMEM lanes {base_lane} .. {base_lane + last_lane}; its are {quarter} .. {quarter + 31}")
+        raise Fault(
+            "out-of-bounds",
+            f"warp {w.index} accesses TMEM lanes {base_lane} .. {base_lane + last_lane}; its are {quarter} .. {quarter + 31}",
+        )
     w.cta.tmem.require_allocated(base_column, columns)
     return base_column, base_lane
 
@@ -181,7 +192,9 @@ def ld(ins: Instruction) -> Handler:
                 w.cta.machine.report(Fault("uninitialised", f"TMEM column {where} is read, but was not written in all lanes"), w, ins.index)
             _observe(w, ins.index, column + first, lane + low, AccessKind.READ)
             got = memory.data[part]
-            value = got if simple else got[..., 0] if got.shape[-1] == 1 else (got[..., 0] & np.uint32(0xFFFF)) | got[..., 1] << np.uint32(16)
+            value = (
+                got if simple else got[..., 0] if got.shape[-1] == 1 else (got[..., 0] & np.uint32(0xFFFF)) | got[..., 1] << np.uint32(16)
+            )
             if m is None:
                 w.Ru[slots] = value
             else:
@@ -388,6 +401,8 @@ def shift(ins: Instruction) -> Handler:
                 block = cta.tmem.data[column : column + 8, lane : lane + 32]
                 block[:, 1:] = block[:, :-1].copy()
 
-        w.cta.machine.engine.submit(AsyncOp("tcgen05.shift", w, w.lane_bits(m), ins.index, [stage], order=order_key(w), via="tcgen05-order"))
+        w.cta.machine.engine.submit(
+            AsyncOp("tcgen05.shift", w, w.lane_bits(m), ins.index, [stage], order=order_key(w), via="tcgen05-order")
+        )
 
     return run

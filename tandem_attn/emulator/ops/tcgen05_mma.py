@@ -56,14 +56,22 @@ def decode_idesc(raw: int, kind: str, group: int, ws: bool) -> Shape:
         raise Fault("undefined", f"instruction descriptor {raw:#x}: sparsity bits are set")
     allowed = {1: (32, 64, 128) if ws else (64, 128), 2: (128, 256)}[group]
     step = 16 if m // group == 128 or group == 2 else 8
-    if ws:
-        good = n in (64, 128, 256)
-    else:
-        good = step <= n <= 256 and n % (step if kind != "i8" else 16) == 0
+    step = 16 if kind == "i8" else step
+    good = n in (64, 128, 256) if ws else step <= n <= 256 and n % step == 0
     if m not in allowed or not good:
         raise Fault("undefined", f"instruction descriptor {raw:#x}: M {m}, N {n} with cta_group::{group}")
     d_kind = {0: "f16", 1: "f32", 2: "s32"}[d]
-    return Shape(m, n, d_kind, formats[a], formats[b], bool((raw >> 13 ^ raw >> 14) & 1), bool(raw >> 15 & 1), bool(raw >> 16 & 1), bool(raw >> 3 & 1))
+    return Shape(
+        m,
+        n,
+        d_kind,
+        formats[a],
+        formats[b],
+        bool((raw >> 13 ^ raw >> 14) & 1),
+        bool(raw >> 15 & 1),
+        bool(raw >> 16 & 1),
+        bool(raw >> 3 & 1),
+    )
 
 
 @dataclass(slots=True)
@@ -150,7 +158,7 @@ def _tail(ins: Instruction, rest: tuple[Operand, ...], ws: bool) -> tuple[tuple[
 
 
 def order_key(w: Warp) -> tuple[str, int]:
-    """Asynchronous tcgen05 operations of a CTA pair take effect in issue order (PTX manual, "Memory Consistency Model: pipelined instructions")."""
+    """Asynchronous tcgen05 operations of a CTA pair take effect in issue order (PTX manual, "pipelined tcgen05 instructions")."""
     return "tcgen05", w.cta.linear - (w.cta.rank & 1)
 
 
@@ -278,7 +286,10 @@ def write(w: Warp, cta: CTA, work: Mma, product: Array, rows: int, disabled: int
         chosen = np.arange(128)[lanes]
         product, lanes = product[:, on[chosen]], chosen[on[chosen]]
     if work.accumulate and memory.track and not memory.written[first : first + columns, lanes].all():
-        report(w, Fault("uninitialised", f"tcgen05.mma accumulates on TMEM columns {first} .. {first + columns - 1}, which were not all written"))
+        report(
+            w,
+            Fault("uninitialised", f"tcgen05.mma accumulates on TMEM columns {first} .. {first + columns - 1}, which were not all written"),
+        )
     if work.accumulate:
         observe(w, cta, first, columns, AccessKind.READ, rows if not folded else 128)
     observe(w, cta, first, columns, AccessKind.WRITE, rows if not folded else 128)

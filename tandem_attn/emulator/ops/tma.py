@@ -95,7 +95,9 @@ def load(ins: Instruction) -> Handler:
             chosen = int(masks[lane]) if masks is not None else 0
             ranks = [r for r in range(16) if chosen >> r & 1] if masks is not None else [target_at >> RANK_SHIFT]
 
-            def stage(tensor: Any = tensor, at: list[int] = at, ranks: list[int] = ranks, where: tuple[int, int] = (target_at, signal_at)) -> None:
+            def stage(
+                tensor: Any = tensor, at: list[int] = at, ranks: list[int] = ranks, where: tuple[int, int] = (target_at, signal_at)
+            ) -> None:
                 boxes = tile.boxes(w, tensor, at)
                 for box in boxes:
                     observe_global(w, box, AccessKind.READ)

@@ -219,7 +219,9 @@ def check_read(w: Warp, cta: Any, d: Descriptor, rows: int, k_bytes: int, elemen
     low, high = extent(d, rows, k_bytes, element, mn)
     shared = cta.shared
     if low < shared.base or high > shared.end:
-        raise Fault("out-of-bounds", f"{what} operand spans shared offsets {low:#x} .. {high:#x}, outside {shared.base:#x} .. {shared.end:#x}")
+        raise Fault(
+            "out-of-bounds", f"{what} operand spans shared offsets {low:#x} .. {high:#x}, outside {shared.base:#x} .. {shared.end:#x}"
+        )
     if not cta.machine.check_uninitialised or shared.written[low:high].all():
         return
     index = chunk_indices(d, rows, k_bytes, element, mn).reshape(-1) * 16

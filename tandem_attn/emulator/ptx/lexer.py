@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from typing import NamedTuple
 
 from tandem_attn.emulator.errors import ParseError
@@ -37,7 +38,7 @@ def tokenize(text: str) -> list[Token]:
     while at < size:
         found = match(text, at)
         if found is None:
-            raise ParseError(f"unexpected character {text[at]!r}", line, text[at : at + 60].split("\n")[0])
+            raise ParseError(f"unexpected character {text[at]!r}", line, text[at : at + 60].split("\n", maxsplit=1)[0])
         kind, end = found.lastgroup, found.end()
         if kind == "newline":
             line += 1
@@ -57,8 +58,6 @@ def number(text: str) -> tuple[int, int]:
     if text[:2] in ("0d", "0D"):
         return int(text[2:], 16), 64
     if "." in text or ("e" in text.lower() and not text.lower().startswith("0x")):
-        import struct  # noqa: PLC0415 - decimal floats are rare
-
         return struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64
     digits = text.rstrip("U")
     octal = len(digits) > 1 and digits[0] == "0" and digits[1].isdigit()

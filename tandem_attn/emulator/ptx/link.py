@@ -55,7 +55,9 @@ def _place_locals(links: Links, function: Function) -> None:
         links.local_bytes += max(variable.size, 8)
 
 
-def _resolve(links: Links, program: Program, function: Function, ins: Instruction, operand: Operand) -> Operand:
+def _resolve(  # noqa: PLR0911 - one return per kind of operand
+    links: Links, program: Program, function: Function, ins: Instruction, operand: Operand
+) -> Operand:
     if isinstance(operand, Special):
         links.place(operand.name, "d" if operand.name in _WIDE else "r")
         return links.registers[operand.name]

@@ -132,7 +132,7 @@ class Instruction:
 
 @dataclass(slots=True)
 class Variable:
-    """A `.global`, `.const`, `.shared`, `.local` or `.param` variable. `data` is its initial value; `links` are (offset, symbol, addend)."""
+    """A variable of any state space. `data` is its initial value; `links` are (offset, symbol, addend)."""
 
     name: str
     space: str

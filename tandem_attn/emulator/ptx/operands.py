@@ -8,8 +8,29 @@ from tandem_attn.emulator.ptx.nodes import Group, Instruction, Memory, Negated, 
 
 # Instructions without a destination register (their first operand is a source even where it is a register).
 _NO_RESULT = frozenset(
-    "bra brx ret exit trap brkpt st red fence membar prefetch prefetchu nanosleep stmatrix setmaxnreg griddepcontrol discard "
-    "applypriority pmevent cp tensormap".split()
+    (
+        "bra",
+        "brx",
+        "ret",
+        "exit",
+        "trap",
+        "brkpt",
+        "st",
+        "red",
+        "fence",
+        "membar",
+        "prefetch",
+        "prefetchu",
+        "nanosleep",
+        "stmatrix",
+        "setmaxnreg",
+        "griddepcontrol",
+        "discard",
+        "applypriority",
+        "pmevent",
+        "cp",
+        "tensormap",
+    )
 )
 _NO_RESULT_PREFIX = (
     "bar.sync", "bar.arrive", "bar.cta.sync", "bar.cta.arrive", "bar.warp.sync", "barrier.sync", "barrier.arrive", "barrier.cta.sync",

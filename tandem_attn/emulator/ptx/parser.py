@@ -28,10 +28,43 @@ from tandem_attn.emulator.ptx.nodes import (
 from tandem_attn.emulator.report import Source
 
 SPECIALS = frozenset(
-    "tid ntid laneid warpid nwarpid ctaid nctaid smid nsmid gridid clusterid nclusterid cluster_ctaid cluster_nctaid cluster_ctarank "
-    "cluster_nctarank is_explicit_cluster lanemask_eq lanemask_le lanemask_lt lanemask_ge lanemask_gt clock clock_hi clock64 globaltimer "
-    "globaltimer_lo globaltimer_hi total_smem_size dynamic_smem_size aggr_smem_size reserved_smem_offset_begin reserved_smem_offset_end "
-    "reserved_smem_offset_cap current_graph_exec".split()
+    (
+        "tid",
+        "ntid",
+        "laneid",
+        "warpid",
+        "nwarpid",
+        "ctaid",
+        "nctaid",
+        "smid",
+        "nsmid",
+        "gridid",
+        "clusterid",
+        "nclusterid",
+        "cluster_ctaid",
+        "cluster_nctaid",
+        "cluster_ctarank",
+        "cluster_nctarank",
+        "is_explicit_cluster",
+        "lanemask_eq",
+        "lanemask_le",
+        "lanemask_lt",
+        "lanemask_ge",
+        "lanemask_gt",
+        "clock",
+        "clock_hi",
+        "clock64",
+        "globaltimer",
+        "globaltimer_lo",
+        "globaltimer_hi",
+        "total_smem_size",
+        "dynamic_smem_size",
+        "aggr_smem_size",
+        "reserved_smem_offset_begin",
+        "reserved_smem_offset_end",
+        "reserved_smem_offset_cap",
+        "current_graph_exec",
+    )
 )
 _SPACES = (".global", ".const", ".shared", ".local", ".param")
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
@@ -57,7 +90,8 @@ class Parser:
         self.module = Module((0, 0), "", {}, {}, [], dict.fromkeys("phrdq", 0) | {"p": 1}, set(), text)
         self.scopes: list[_Scope] = []
         self.scope_count = 0
-        self.source: Source | None = None
+        self.location_now: tuple[int, int] | None = None  # (file, line) of the last .loc
+        self.locations: dict[int, tuple[int, int]] = {}  # of each instruction, by id
         self.function: Function | None = None
         self.branches: list[tuple[Instruction, int, list[int], Function]] = []
         self.label_scopes: dict[tuple[str, int], str] = {}
@@ -300,10 +334,10 @@ class Parser:
         self.body(function)
         function.end = len(self.module.code)
         if function.end == function.start or self.module.code[-1].name not in ("ret", "exit", "bra", "trap"):
-            ret = Instruction("ret", ("ret",), (), None, False, self.tokens[self.at - 1].line, "ret;", self.source)
+            ret = Instruction("ret", ("ret",), (), None, False, self.tokens[self.at - 1].line, "ret;", None)
             self.module.code.append(ret)
             function.end += 1
-        self.function, self.source = None, None
+        self.function, self.location_now = None, None
 
     def lay_out(self, variables: list[Variable]) -> None:
         offset = 0
@@ -404,7 +438,7 @@ class Parser:
         while self.peek().line == line:
             self.next()
         if row:  # row 0 means "no line": the last known one says more than nothing
-            self.source = _LateFile(file, row)  # type: ignore[assignment]
+            self.location_now = (file, row)
 
     def register_declaration(self) -> None:
         self.next()
@@ -466,10 +500,12 @@ class Parser:
         text = self.text[first.start : end]
         if "\n" in text or "\t" in text:
             text = " ".join(text.split())
-        ins = Instruction(token.text, mods, tuple(operands), predicate, negated, first.line, text, self.source)
+        ins = Instruction(token.text, mods, tuple(operands), predicate, negated, first.line, text, None)
         if mods[0] in ("bra", "brx"):
             self.branches.append((ins, token.line, [s.ident for s in reversed(self.scopes)], function))
         self.module.code.append(ins)
+        if self.location_now is not None:
+            self.locations[id(ins)] = self.location_now
 
     def operand(self) -> Operand:
         token = self.next()
@@ -479,8 +515,8 @@ class Parser:
         elif token.kind == "word":
             found = self.name(token)
             if isinstance(found, Symbol) and self.peek().text in "+-" and self.peek().kind == "punct":
-                offset = self.integer() if self.accept("+") else self.integer()
-                return Memory(found, offset)
+                self.accept("+")
+                return Memory(found, self.integer())
         elif token.text == "-":
             inner = self.operand()
             found = negate(inner) if isinstance(inner, Imm) else Negated(inner)
@@ -508,7 +544,7 @@ class Parser:
         base = self.operand()
         offset = 0
         if isinstance(base, Memory):  # symbol + constant
-            base, offset = base.base, base.offset
+            offset, base = base.offset, base.base
         elif self.accept("+") or self.peek().text == "-":
             offset = self.integer()
         more: list[Operand] = []
@@ -558,13 +594,6 @@ class Parser:
         raise ParseError(f"label {name!r} is not defined", ins.line, ins.text)
 
 
-class _LateFile(tuple):  # noqa: SLOT001
-    """A source line whose `.file` directive comes later in the text."""
-
-    def __new__(cls, file: int, line: int) -> _LateFile:
-        return super().__new__(cls, (file, line))
-
-
 def negate(imm: Imm) -> Imm:
     """The constant with its sign changed."""
     return Imm(imm.value ^ (1 << imm.real - 1), imm.real) if imm.real else Imm(-imm.value)
@@ -574,8 +603,8 @@ def parse(text: str) -> Module:
     """Parse a PTX text. Raises ParseError naming the line of whatever is not understood."""
     parser = Parser(text)
     module = parser.parse()
-    for ins in module.code:
-        if isinstance(ins.source, _LateFile):
-            file, line = ins.source
-            ins.source = Source(parser.files.get(file, f"file {file}"), line)
+    for ins in module.code:  # `.file` directives may stand behind their uses
+        where = parser.locations.get(id(ins))
+        if where is not None:
+            ins.source = Source(parser.files.get(where[0], f"file {where[0]}"), where[1])
     return module
