@@ -97,9 +97,11 @@ class Control:
             return True
         return False
 
-    def rotate(self, warp: Warp) -> None:
+    def rotate(self, warp: Warp) -> bool:
         """Of two divergent paths that both wait to reconverge, run the other one next, so that a spinning path cannot starve it."""
         stack = warp.stack
+        if len(stack) > 1 and stack[-2].waits:
+            return False
         if (
             len(stack) > 2
             and stack[-2].stop == stack[-1].stop
@@ -108,6 +110,8 @@ class Control:
             and stack[-2].segment != stack[-2].stop
         ):
             stack[-1], stack[-2] = stack[-2], stack[-1]
+            return True
+        return False
 
     def lanes_of(self, frame: Frame) -> np.ndarray[Any, Any]:
         return frame.mask if frame.mask is not None else np.ones(32, np.bool_)
@@ -272,8 +276,8 @@ class Control:
             frame.segment = segment.targets[0]
             return False
         assert isinstance(why, Blocked)
-        if not why.retry:
-            frame.segment = segment.targets[0]
-        self.rotate(warp)
+        frame.waits = True
+        if self.rotate(warp):  # the other side of a divergent branch goes on
+            return False
         self.machine.blocked(warp, why)
         return True
