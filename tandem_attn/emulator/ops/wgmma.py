@@ -18,6 +18,7 @@ from tandem_attn.emulator.machine.async_ops import AsyncOp
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, chunk_indices, extent, gather, to_float, wgmma_descriptor
+from tandem_attn.emulator.ops import tensor_core
 from tandem_attn.emulator.ops.access import Array, compact, reader, uniform
 from tandem_attn.emulator.ops.groups import add_to_group, commit, wait
 from tandem_attn.emulator.ops.in_flight import InFlight, release
@@ -26,6 +27,7 @@ from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Reg, Vector
 
 SECTION = "Asynchronous Warpgroup Level Matrix Instructions: "
 _K_BYTES = 32
+DTYPE = {"f32": np.float32, "f16": np.float16, "s32": np.int32}
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
 
@@ -61,7 +63,7 @@ class Work:
 
 def parse(ins: Instruction) -> Form:
     shape = next((_SHAPE.fullmatch(m) for m in ins.mods if m.startswith("m64")), None)
-    kinds = [m for m in ins.mods if m in ("f32", "f16", "bf16", "tf32", "e4m3", "e5m2", "s32", "s8", "u8")]
+    kinds = [m for m in ins.mods if m in ("f32", "f16", "bf16", "tf32", "e4m3", "e5m2", "s32", "s8", "u8", "b1")]
     if shape is None or len(kinds) != 3 or "sp" in ins.mods:
         raise UnsupportedInstruction("this form of wgmma is not executed", ins.line, ins.text)
     d, a = ins.operands[0], ins.operands[1]
@@ -180,11 +182,11 @@ def continues(first: Work, second: Work) -> bool:
     """Whether the second instruction is a further step along K on the same accumulators."""
     a, b = first.form, second.form
     same = (a.n, a.d, a.d_kind, a.a_kind, a.b_kind, a.mn_a, a.mn_b) == (b.n, b.d, b.d_kind, b.a_kind, b.b_kind, b.mn_a, b.mn_b)
-    return same and second.accumulate and a.d_kind == "f32" and (a.negate_a, a.negate_b) == (b.negate_a, b.negate_b)
+    return same and second.accumulate and (a.negate_a, a.negate_b) == (b.negate_a, b.negate_b)
 
 
 def launch(chain: list[list[Work]]) -> None:
-    """Start instructions that all four warps have committed: one product for the warpgroup, and for steps along K on one accumulator."""
+    """Start instructions that all four warps have committed: at once for the warpgroup, and for steps along K on one accumulator."""
     ops = [p.op for parts in chain for p in parts if p.op is not None]
     last = ops[-1]
     last.partners = tuple(ops[:-1])
@@ -192,8 +194,8 @@ def launch(chain: list[list[Work]]) -> None:
     last.warp.cta.machine.engine.submit(last)
 
 
-def tile(w: Warp, parts: list[Work], d: Descriptor, rows: int, kind: str, mn: bool) -> Array:
-    """An operand in shared memory as f4, kept until shared memory changes; the judge is told of every read."""
+def tile(w: Warp, parts: list[Work], d: Descriptor, rows: int, kind: str, mn: bool) -> tensor_core.Operand:
+    """An operand in shared memory, kept until shared memory changes; the judge is told of every read."""
     cta = w.cta
     engine = cta.machine
     element = ELEMENT_BYTES[kind]
@@ -202,7 +204,7 @@ def tile(w: Warp, parts: list[Work], d: Descriptor, rows: int, kind: str, mn: bo
     if kept is None or kept[0] != cta.shared.version or engine.observed:
         check_read(w, cta, d, rows, _K_BYTES, element, mn, "wgmma")
         raw, index = gather(cta.shared.data, d, rows, _K_BYTES, element, mn)
-        kept = cta.tiles[key] = (cta.shared.version, to_float(raw, kind))
+        kept = cta.tiles[key] = (cta.shared.version, tensor_core.operand(to_float(raw, kind), kind))
         if len(cta.tiles) > 512:
             cta.tiles.clear()
         if engine.observed:
@@ -210,7 +212,7 @@ def tile(w: Warp, parts: list[Work], d: Descriptor, rows: int, kind: str, mn: bo
                 previous, engine.acting = engine.acting, part.op
                 engine.access(part.warp, part.form.index, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, index * 16, 16)
                 engine.acting = previous
-    found: Array = kept[1]
+    found: tensor_core.Operand = kept[1]
     return found
 
 
@@ -232,52 +234,51 @@ def check_read(w: Warp, cta: Any, d: Descriptor, rows: int, k_bytes: int, elemen
         cta.machine.report(fault, w, op.index if op is not None else w.current)
 
 
-def registers_a(parts: list[Work], form: Form) -> Array:
+def registers_a(parts: list[Work], form: Form) -> tensor_core.Operand:
     """A from registers: each warp holds 16 rows of 32 bytes in four registers (rows 0-7 and 8-15, bytes 0-15 and 16-31)."""
     raw = np.empty((4, 2, 8, 2, 16), np.uint8)
     for i, part in enumerate(parts):
         regs = part.warp.Ru[list(form.a)].view(np.uint8).reshape(2, 2, 8, 16)  # (k half, row half, row, byte)
         raw[i] = regs.transpose(1, 2, 0, 3)
-    return to_float(raw.reshape(64, 32).view(f"u{ELEMENT_BYTES[form.a_kind]}"), form.a_kind)
+    return tensor_core.operand(to_float(raw.reshape(64, 32).view(f"u{ELEMENT_BYTES[form.a_kind]}"), form.a_kind), form.a_kind)
 
 
 def execute(chain: list[list[Work]]) -> None:
-    """D = A B (+ D) for a warpgroup, summed over consecutive steps along K."""
+    """D = A B (+ D) for a warpgroup, one step along K after the other."""
     first = chain[0]
     form, w = first[0].form, first[0].warp
-    left, right = [], []
-    for parts in chain:
-        this = parts[0].form
-        if this.a:
-            left.append(registers_a(parts, this))
-        else:
-            left.append(tile(w, parts, wgmma_descriptor(parts[0].a), 64, this.a_kind, this.mn_a))
-        right.append(tile(w, parts, wgmma_descriptor(parts[0].b), form.n, this.b_kind, this.mn_b))
-    a = np.concatenate(left, axis=1) if len(left) > 1 else left[0]
-    b = np.concatenate(right, axis=1) if len(right) > 1 else right[0]
-    product = a @ b.T
-    if form.negate_a != form.negate_b:
-        product = -product
-    w.cta.machine.statistics.mma_flops += 2 * 64 * form.n * a.shape[1]
-    # (warp, row half, row, column group, thread in quad, pair) -> per warp: register (group, row half, pair) x lane (row, thread)
-    fragments = product.reshape(4, 2, 8, form.n // 8, 4, 2).transpose(0, 3, 1, 5, 2, 4).reshape(4, form.n // 2, 32)
     slots = compact(list(form.d))
+    total = accumulators(first, slots) if first[0].accumulate else np.zeros((64, form.n), DTYPE[form.d_kind])
+    for parts in chain:
+        total = step(w, parts, total)
+    w.cta.machine.statistics.mma_flops += 2 * 64 * form.n * len(chain) * _K_BYTES // ELEMENT_BYTES[form.a_kind]
+    # (warp, row half, row, column group, thread in quad, pair) -> per warp: register (group, row half, pair) x lane (row, thread)
+    order = (0, 3, 1, 5, 2, 4) if form.d_kind != "f16" else (0, 3, 1, 2, 4, 5)  # a register of f16 holds the pair
+    fragments = np.ascontiguousarray(total.reshape(4, 2, 8, form.n // 8, 4, 2).transpose(order)).view(np.uint32).reshape(4, -1, 32)
     for part, new in zip(first, fragments, strict=True):
-        _accumulate(part, new, slots)
+        part.warp.Ru[slots] = new
 
 
-def _accumulate(part: Work, new: Array, slots: Any) -> None:
-    form, w = part.form, part.warp
-    if form.d_kind == "f32":
-        if part.accumulate:
-            w.Rf[slots] = w.Rf[slots] + new
-        else:
-            w.Rf[slots] = new
-    elif form.d_kind == "s32":
-        total = new.astype(np.int64) + (w.Ri[slots] if part.accumulate else 0)
-        w.Ri[slots] = np.clip(total, -(2**31), 2**31 - 1).astype(np.int32) if form.saturate else total.astype(np.int32)
-    else:  # f16: a register holds the pair
-        pairs = new.reshape(form.n // 4, 2, 32).transpose(0, 2, 1)
-        if part.accumulate:
-            pairs = pairs + w.Ru[slots].view(np.float16).reshape(form.n // 4, 32, 2)
-        w.Ru[slots] = np.ascontiguousarray(pairs.astype(np.float16)).view(np.uint32).reshape(form.n // 4, 32)
+def accumulators(parts: list[Work], slots: Any) -> Array:
+    """The four warps' registers of D as a (64, n) matrix."""
+    form = parts[0].form
+    raw = np.stack([part.warp.Ru[slots] for part in parts]).view(DTYPE[form.d_kind])
+    if form.d_kind == "f16":
+        return raw.reshape(4, form.n // 8, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4, 5).reshape(64, form.n)
+    return raw.reshape(4, form.n // 8, 2, 2, 8, 4).transpose(0, 2, 4, 1, 5, 3).reshape(64, form.n)
+
+
+def step(w: Warp, parts: list[Work], total: Array) -> Array:
+    """One instruction's product added to the accumulators."""
+    form = parts[0].form
+    left = registers_a(parts, form) if form.a else tile(w, parts, wgmma_descriptor(parts[0].a), 64, form.a_kind, form.mn_a)
+    right = tile(w, parts, wgmma_descriptor(parts[0].b), form.n, form.b_kind, form.mn_b)
+    if form.d_kind == "s32":
+        wide = (left.values @ right.values.T).astype(np.int64) + total
+        return (np.clip(wide, -(2**31), 2**31 - 1) if form.saturate else wide).astype(np.int32)
+    if form.negate_a != form.negate_b:
+        left = left.negated()
+    if form.a_kind in ("e4m3", "e5m2"):
+        fraction = mantissa = tensor_core.FP8_FRACTION
+        return tensor_core.multiply_add(left, right, total, fraction, mantissa)
+    return tensor_core.multiply_add(left, right, total)
