@@ -16,7 +16,7 @@ from tandem_attn.emulator.ptx.program import Program, Segment
 
 Key = tuple[str, int]
 Function = Callable[[Any, Any], None]
-HOT = 6  # executions after which a segment is worth compiling
+HOT = 24  # executions after which a segment is worth compiling (compiling costs as much as about a hundred in NumPy)
 SMALL = 3  # pure instructions below which a native call gains nothing
 _MEMORY = ("ld", "ldu", "st")
 
