@@ -19,13 +19,15 @@ class Val:
     """A value of a backend: `x` is its own (a variable's name, an LLVM value), `t` the type.
 
     `alias`: it is the register file's own storage, which a later write may change. `flushed`: it holds no subnormal numbers.
-    `parts`: its low and high half, where they are known as values of their own.
+    `parts`: its low and high half, where they are known as values of their own. `noisy`: an f4 that arithmetic has made, whose NaNs may
+    have other bits than the chip's; `Builder.quiet` sees to it where bits show (registers, memory, integer operations).
     """
 
-    __slots__ = ("alias", "flushed", "parts", "t", "x")
+    __slots__ = ("alias", "flushed", "noisy", "parts", "t", "x")
 
     def __init__(self, x: Any, t: str, alias: bool = False, flushed: bool = False) -> None:
         self.x, self.t, self.alias, self.flushed = x, t, alias, flushed
+        self.noisy = False
         self.parts: tuple[Val, Val] | None = None
 
 
@@ -204,16 +206,35 @@ class Builder(ABC):
         out = self.select(self.compare("eq", a, b), self.bits(merged, a.t), out)
         return self.select(self.is_nan(out), self.raw(a.t, 0x7FFFFFFF if a.t == "f4" else 0x7FFFFFFFFFFFFFFF), out)
 
+    def arithmetic(self, v: Val) -> Val:
+        """Mark the result of a floating-point operation."""
+        v.noisy = v.t == "f4"
+        return v
+
+    def quiet(self, v: Val) -> Val:
+        """Every NaN that f32 arithmetic makes is 0x7fffffff (seen on an H200; f64 keeps the operand's payload, as CPUs do)."""
+        if not v.noisy:
+            return v
+        return self.select(self.is_nan(v), self.raw(v.t, 0x7FFFFFFF), self.trusted(v))
+
+    def trusted(self, v: Val) -> Val:
+        """The value with its NaNs' bits left as they are."""
+        if not v.noisy:
+            return v
+        out = Val(v.x, v.t, v.alias, v.flushed)
+        out.parts = v.parts
+        return out
+
     def flush(self, v: Val) -> Val:
         """Subnormal numbers become zero of their sign (`.ftz`)."""
         if v.flushed:
             return v
         unsigned = f"u{v.t[1:]}"
         small = self.compare("lt", self.unary("abs", v), self.const(v.t, TINY[v.t]))
-        raw = self.bits(v, unsigned)
+        raw = self.bits(self.trusted(v), unsigned)
         out = self.bits(self.select(small, self.and_(raw, self.const(unsigned, 1 << 8 * size_of(v.t) - 1)), raw), v.t)
         out.flushed = True
-        return out
+        return self.arithmetic(out)
 
     def like(self, value: int | float, v: Val) -> Val:
         """A constant of the type of `v`."""

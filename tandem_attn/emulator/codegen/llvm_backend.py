@@ -153,8 +153,8 @@ class LlvmBuilder(Builder):
         vector = self.vector(a.t)
         if a.t[0] == "f":
             if op in ("min", "max"):
-                return self.intrinsic(f"{op}num", a.t, a, b)
-            return self.emit(f"{_FLOAT[op]} {vector} {a.x}, {b.x}", a.t)
+                return self.arithmetic(self.intrinsic(f"{op}num", a.t, a, b))
+            return self.arithmetic(self.emit(f"{_FLOAT[op]} {vector} {a.x}, {b.x}", a.t))
         signed = a.t[0] == "i"
         if op in ("min", "max"):
             return self.intrinsic(f"{'s' if signed else 'u'}{op}", a.t, a, b)
@@ -177,9 +177,9 @@ class LlvmBuilder(Builder):
             ones = self.const(a.t, -1 if a.t != "b" else 1)
             return self.emit(f"xor {vector} {a.x}, {ones.x}", a.t)
         if op == "neg":
-            return self.emit(f"fneg {vector} {a.x}" if a.t[0] == "f" else f"sub {vector} zeroinitializer, {a.x}", a.t)
+            return self.arithmetic(self.emit(f"fneg {vector} {a.x}" if a.t[0] == "f" else f"sub {vector} zeroinitializer, {a.x}", a.t))
         if op in _SAME_TYPE:
-            return self.intrinsic(_SAME_TYPE[op], a.t, a)
+            return self.arithmetic(self.intrinsic(_SAME_TYPE[op], a.t, a))
         if op in ("popc", "clz"):
             out = self.intrinsic("ctpop", a.t, a) if op == "popc" else self.intrinsic("ctlz", a.t, a, extra=", i1 false")
             return self.cast(Val(out.x, f"u{a.t[1:]}"), "u4")
@@ -212,7 +212,7 @@ class LlvmBuilder(Builder):
 
     def select(self, c: Val, a: Val, b: Val) -> Val:
         out = self.emit(f"select {self.vector('b')} {c.x}, {self.vector(a.t)} {a.x}, {self.vector(b.t)} {b.x}", a.t)
-        out.flushed = a.flushed and b.flushed
+        out.flushed, out.noisy = a.flushed and b.flushed, a.noisy or b.noisy
         return out
 
     def cast(self, a: Val, t: str) -> Val:
@@ -223,7 +223,7 @@ class LlvmBuilder(Builder):
             return self.emit(f"zext {source} {a.x} to {target}", t)
         if a.t[0] == "f":
             if t[0] == "f":
-                return self.emit(f"{'fpext' if size_of(t) > size_of(a.t) else 'fptrunc'} {source} {a.x} to {target}", t)
+                return self.arithmetic(self.emit(f"{'fpext' if size_of(t) > size_of(a.t) else 'fptrunc'} {source} {a.x} to {target}", t))
             return self.emit(f"{'fptosi' if t[0] == 'i' else 'fptoui'} {source} {a.x} to {target}", t)
         if t[0] == "f":
             return self.emit(f"{'sitofp' if a.t[0] == 'i' else 'uitofp'} {source} {a.x} to {target}", t)
@@ -233,10 +233,13 @@ class LlvmBuilder(Builder):
     def bits(self, a: Val, t: str) -> Val:
         if a.t[0] != "f" and t[0] != "f":
             return Val(a.x, t)
-        return a if a.t == t else self.emit(f"bitcast {self.vector(a.t)} {a.x} to {self.vector(t)}", t)
+        if a.t == t:
+            return a
+        a = self.quiet(a)
+        return self.emit(f"bitcast {self.vector(a.t)} {a.x} to {self.vector(t)}", t)
 
     def fma(self, a: Val, b: Val, c: Val) -> Val:
-        return self.intrinsic("fma", a.t, a, b, c)
+        return self.arithmetic(self.intrinsic("fma", a.t, a, b, c))
 
     def mulhi(self, a: Val, b: Val) -> Val:
         bits = 8 * size_of(a.t)
@@ -251,6 +254,7 @@ class LlvmBuilder(Builder):
     # ---- lanes and pieces
     def permute(self, a: Val, index: Val) -> Val:
         self.wide()
+        a = self.quiet(a)
         kind = scalar_type(a.t)
         room = self.line(f"alloca [32 x {kind}], align 64")
         self.lines.append(f"  store {self.vector(a.t)} {a.x}, ptr {room}, align 64")
@@ -297,6 +301,7 @@ class LlvmBuilder(Builder):
         for key, value in self.dirty.items():
             if key not in keys:
                 continue
+            value = self.quiet(value)
             if key[0] == "p":
                 wide = self.line(f"zext <{self.width} x i1> {value.x} to <{self.width} x i8>")
                 self.lines.append(f"  store <{self.width} x i8> {wide}, ptr {self.address(*key)}, align 1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tandem_attn.emulator.codegen.builder import PTX_TYPE, Builder, Val, size_of
 from tandem_attn.emulator.codegen.rounding import FORMATS, decode, direct, encode
+from tandem_attn.emulator.ops import floating
 from tandem_attn.emulator.ops.registry import pure
 from tandem_attn.emulator.ptx.nodes import Instruction
 
@@ -47,8 +48,7 @@ def read_source(b: Builder, ins: Instruction, kind: str) -> Val:
 
 
 def relu(b: Builder, ins: Instruction, v: Val) -> Val:
-    """.relu: negative numbers become 0, NaN stays (and is made canonical later)."""
-    return b.select(b.compare("lt", v, b.const(v.t, 0.0)), b.const(v.t, 0.0), v) if ins.has("relu") else v
+    return floating.relu(b, v) if ins.has("relu") else v
 
 
 def pack_pair(b: Builder, ins: Instruction, to: str, source: str) -> None:
@@ -134,8 +134,6 @@ def integer_to_float(b: Builder, ins: Instruction, to: str, source: str) -> Val:
     near = b.cast(wide, "f4")
     if to == "f32":
         return direct(b, near, b.sub(wide, b.cast(near, "f8")), mode)
-    if mode in ("rm", "rp"):
-        raise b.unsupported("cvt to 16-bit floats with .rm or .rp is not executed")
     return b.cast(encode(b, odd_float(b, wide), FORMATS[to], mode), "u2")
 
 
@@ -165,8 +163,6 @@ def float_to_float(b: Builder, ins: Instruction, to: str, source: str) -> Val:
     if to in ("f16", "bf16"):
         if v.t == "f8":
             v = odd_float(b, v)
-        if mode in ("rm", "rp"):
-            raise b.unsupported("cvt to 16-bit floats with .rm or .rp is not executed")
         if ins.has("sat"):
             v = saturate_float(b, ins, v)
         return b.cast(encode(b, relu(b, ins, v), FORMATS[to], mode, ins.has("satfinite")), "u2")
@@ -190,9 +186,7 @@ def odd_float(b: Builder, v: Val) -> Val:
 
 
 def saturate_float(b: Builder, ins: Instruction, v: Val) -> Val:
-    if not ins.has("sat"):
-        return v
-    return b.binary("min", b.binary("max", v, b.const(v.t, 0.0)), b.const(v.t, 1.0))
+    return floating.saturate(b, v) if ins.has("sat") else v
 
 
 @pure("cvt.rn.f16x2.e4m3x2", "cvt.rn.relu.f16x2.e4m3x2", "cvt.rn.f16x2.e5m2x2", "cvt.rn.relu.f16x2.e5m2x2", section="cvt: fp8 to f16")

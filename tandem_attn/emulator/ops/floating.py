@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tandem_attn.emulator.codegen.builder import PTX_TYPE, Builder, Val
-from tandem_attn.emulator.codegen.rounding import FORMATS, add_rounded, decode, direct, encode, fma_rounded, mul_rounded, odd_sum
+from tandem_attn.emulator.codegen.rounding import (
+    FORMATS,
+    add_rounded,
+    decode,
+    direct,
+    div_rounded,
+    encode,
+    fma_rounded,
+    mul_rounded,
+    odd_sum,
+    sqrt_rounded,
+)
 from tandem_attn.emulator.ops import integer
 from tandem_attn.emulator.ops.registry import pure
 from tandem_attn.emulator.ptx.nodes import Instruction, Operand
 
 SCALAR = ("f32", "f64", "f16", "bf16")
+HALVES = ("f16", "f16x2")
 PACKED = {"f32x2": "f32", "f16x2": "f16", "bf16x2": "bf16"}
 
 
@@ -33,14 +45,22 @@ def narrow(b: Builder, v: Val, kind: str, mode: str = "rn") -> Val:
 
 def finish(b: Builder, ins: Instruction, v: Val) -> Val:
     """.ftz, .sat and .relu on a result in f4 or f8."""
-    if ins.has("ftz"):
+    if ins.has("ftz") and ins.mods[-1] not in HALVES:
         v = b.flush(v)
     if ins.has("sat"):
-        v = b.binary("min", b.binary("max", v, b.const(v.t, 0.0)), b.const(v.t, 1.0))  # fmax turns NaN into 0, as .sat does
-    if ins.has("relu"):
-        nan = b.is_nan(v)
-        v = b.select(nan, v, b.binary("max", v, b.const(v.t, 0.0)))
-    return v
+        v = saturate(b, v)
+    return relu(b, v) if ins.has("relu") else v
+
+
+def saturate(b: Builder, v: Val) -> Val:
+    """.sat: to 0 .. 1; NaN and -0 become +0."""
+    positive = b.compare("gt", v, b.const(v.t, 0.0))
+    return b.select(positive, b.binary("min", v, b.const(v.t, 1.0)), b.const(v.t, 0.0))
+
+
+def relu(b: Builder, v: Val) -> Val:
+    """.relu: what is not above zero becomes +0, NaN stays."""
+    return b.select(b.compare("le", v, b.const(v.t, 0.0)), b.const(v.t, 0.0), v)
 
 
 def elementwise(b: Builder, ins: Instruction, operands: tuple[Operand, ...], compute: Callable[..., Val]) -> None:
@@ -55,7 +75,8 @@ def elementwise(b: Builder, ins: Instruction, operands: tuple[Operand, ...], com
         for half in range(2):
             results.append(one(b, ins, [b.bits(p[half], t) for p in parts], element, compute))
         raw = f"u{t[1:]}"
-        b.write(ins.operands[0], b.join(*(b.bits(r, raw) for r in results)))
+        # The bits of a NaN in f32x2 are not known (sm_100 only): they are left as they come.
+        b.write(ins.operands[0], b.join(*(b.bits(b.trusted(r), raw) for r in results)))
         return
     if kind not in SCALAR:
         raise b.unsupported(f"type .{kind}")
@@ -64,9 +85,20 @@ def elementwise(b: Builder, ins: Instruction, operands: tuple[Operand, ...], com
 
 def one(b: Builder, ins: Instruction, values: list[Val], kind: str, compute: Callable[..., Val]) -> Val:
     values = [widen(b, v, kind) for v in values]
-    if ins.has("ftz"):
-        values = [b.flush(v) for v in values]
-    return narrow(b, finish(b, ins, compute(*values)), kind)
+    if not ins.has("ftz"):
+        return narrow(b, finish(b, ins, compute(*values)), kind)
+    if kind != "f16":
+        return narrow(b, finish(b, ins, compute(*(b.flush(v) for v in values))), kind)
+    out = narrow(b, finish(b, ins, compute(*(flush_half(b, v) for v in values))), kind)
+    subnormal = b.compare("eq", b.and_(out, b.const("u2", 0x7C00)), b.const("u2", 0))
+    return b.select(subnormal, b.and_(out, b.const("u2", 0x8000)), out)
+
+
+def flush_half(b: Builder, v: Val) -> Val:
+    """f4 with the value of an f16: the subnormal ones among those become zero of their sign."""
+    small = b.compare("lt", b.unary("abs", v), b.const("f4", 2.0**-14))
+    raw = b.bits(b.trusted(v), "u4")
+    return b.bits(b.select(small, b.and_(raw, b.const("u4", 1 << 31)), raw), "f4")
 
 
 def is_float(ins: Instruction) -> bool:
@@ -83,11 +115,17 @@ def add(b: Builder, ins: Instruction) -> None:
         mixed(b, ins, mode)
         return
 
-    def compute(x: Val, y: Val) -> Val:
-        return add_rounded(b, x, b.unary("neg", y) if ins.name == "sub" and mode != "rn" else y, mode) if not plain else b.sub(x, y)
+    def subtract(x: Val, y: Val) -> Val:
+        minus = b.unary("neg", y)
+        if mode != "rn":
+            out = add_rounded(b, x, minus, mode)
+        else:
+            out = b.sub(x, y)
+        if x.t == "f4":
+            return out
+        return b.select(b.and_(b.is_nan(y), b.not_(b.is_nan(x))), b.add(minus, minus), out)  # a NaN's sign changes too
 
-    plain = ins.name == "sub" and mode == "rn"
-    elementwise(b, ins, ins.operands[1:3], compute)
+    elementwise(b, ins, ins.operands[1:3], subtract if ins.name == "sub" else lambda x, y: add_rounded(b, x, y, mode))
 
 
 def mixed(b: Builder, ins: Instruction, mode: str) -> None:
@@ -143,32 +181,18 @@ def div(b: Builder, ins: Instruction) -> None:
     if not is_float(ins):
         integer.divide(b, ins, "div")
         return
-    elementwise(b, ins, ins.operands[1:3], lambda x, y: quotient(b, x, y, mode_of(ins)))
-
-
-def quotient(b: Builder, x: Val, y: Val, mode: str) -> Val:
-    """x / y; for the directed modes the sign of the remainder decides (Markstein)."""
-    near = b.binary("div", x, y)
-    if mode == "rn":
-        return near
-    rest = b.unary("neg", b.fma(near, y, b.unary("neg", x)))
-    return direct(b, near, b.select(b.compare("lt", y, b.const(y.t, 0.0)), b.unary("neg", rest), rest), mode)
+    elementwise(b, ins, ins.operands[1:3], lambda x, y: div_rounded(b, x, y, mode_of(ins)))
 
 
 @pure("rcp", section="Floating-Point Instructions: rcp")
 def rcp(b: Builder, ins: Instruction) -> None:
     """.approx is given the IEEE result too."""
-    elementwise(b, ins, ins.operands[1:2], lambda x: quotient(b, b.const(x.t, 1.0), x, mode_of(ins)))
+    elementwise(b, ins, ins.operands[1:2], lambda x: div_rounded(b, b.const(x.t, 1.0), x, mode_of(ins)))
 
 
 @pure("sqrt", section="Floating-Point Instructions: sqrt")
 def sqrt(b: Builder, ins: Instruction) -> None:
-    def compute(x: Val) -> Val:
-        root = b.unary("sqrt", x)
-        mode = mode_of(ins)
-        return root if mode == "rn" else direct(b, root, b.unary("neg", b.fma(root, root, b.unary("neg", x))), mode)
-
-    elementwise(b, ins, ins.operands[1:2], compute)
+    elementwise(b, ins, ins.operands[1:2], lambda x: sqrt_rounded(b, x, mode_of(ins)))
 
 
 @pure("rsqrt", section="Floating-Point Instructions: rsqrt")
