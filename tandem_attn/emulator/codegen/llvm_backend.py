@@ -298,10 +298,10 @@ class LlvmBuilder(Builder):
             self.predicate = self.unary("not", p) if ins.negated else p
 
     def write_back(self, keys: set[tuple[str, int]]) -> None:
-        for key, value in self.dirty.items():
+        for key, held in self.dirty.items():
             if key not in keys:
                 continue
-            value = self.quiet(value)
+            value = self.quiet(held)
             if key[0] == "p":
                 wide = self.line(f"zext <{self.width} x i1> {value.x} to <{self.width} x i8>")
                 self.lines.append(f"  store <{self.width} x i8> {wide}, ptr {self.address(*key)}, align 1")

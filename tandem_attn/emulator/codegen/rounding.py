@@ -35,9 +35,19 @@ def direct(b: Builder, v: Val, error: Val, mode: str) -> Val:
     elif mode == "rp":
         move, up = above, b.const("b", 1)
     else:
-        negative = b.compare("lt", v, b.const(v.t, 0.0))
-        move, up = b.select(negative, above, below), negative
+        nothing = b.const(v.t, 0.0)
+        negative, positive = b.compare("lt", v, nothing), b.compare("gt", v, nothing)
+        move, up = b.or_(b.and_(negative, above), b.and_(positive, below)), negative
     return b.select(move, step(b, v, up), v)
+
+
+def overflowed(b: Builder, v: Val, error: Val, *operands: Val) -> Val:
+    """The error of v, infinite where v is and the operands are not."""
+    infinity = b.const(v.t, float("inf"))
+    over = b.compare("eq", b.unary("abs", v), infinity)
+    for x in operands:
+        over = b.and_(over, b.compare("lt", b.unary("abs", x), infinity))
+    return b.select(over, b.unary("neg", v), error)
 
 
 def two_sum(b: Builder, x: Val, y: Val) -> tuple[Val, Val]:
@@ -45,10 +55,7 @@ def two_sum(b: Builder, x: Val, y: Val) -> tuple[Val, Val]:
     s = b.add(x, y)
     part = b.sub(s, x)
     error = b.add(b.sub(x, b.sub(s, part)), b.sub(y, part))
-    infinity = b.const(s.t, float("inf"))
-    finite = b.compare("lt", b.binary("max", b.unary("abs", x), b.unary("abs", y)), infinity)
-    over = b.and_(finite, b.compare("eq", b.unary("abs", s), infinity))
-    return s, b.select(over, b.unary("neg", s), error)
+    return s, overflowed(b, s, error, x, y)
 
 
 def settle(b: Builder, wide: Val, mode: str) -> Val:
@@ -85,7 +92,8 @@ def mul_rounded(b: Builder, x: Val, y: Val, mode: str) -> Val:
     # A product below 2^-900 and its factors (then below 2^174) are scaled up, so that the error does not underflow.
     up = b.select(b.compare("lt", b.unary("abs", product), b.const("f8", 2.0**-900)), b.const("f8", 2.0**600), b.const("f8", 1.0))
     whole = b.mul(b.mul(product, up), up)
-    return direct(b, product, b.fma(b.mul(x, up), b.mul(y, up), b.unary("neg", whole)), mode)
+    error = b.fma(b.mul(x, up), b.mul(y, up), b.unary("neg", whole))
+    return direct(b, product, overflowed(b, product, error, x, y), mode)
 
 
 def div_rounded(b: Builder, x: Val, y: Val, mode: str) -> Val:
@@ -97,7 +105,8 @@ def div_rounded(b: Builder, x: Val, y: Val, mode: str) -> Val:
         quotient = b.binary("div", *wide)
         return settle(b, odd(b, quotient, remainder(b, quotient, *wide)), mode)
     quotient = b.binary("div", x, y)
-    return direct(b, quotient, remainder(b, quotient, x, y), mode)
+    error = overflowed(b, quotient, remainder(b, quotient, x, y), x, b.binary("div", b.const("f8", 1.0), y))
+    return direct(b, quotient, error, mode)
 
 
 def remainder(b: Builder, quotient: Val, x: Val, y: Val) -> Val:
@@ -136,18 +145,34 @@ def fma_rounded(b: Builder, x: Val, y: Val, z: Val, mode: str) -> Val:
     if x.t == "f4":
         product, addend = b.mul(b.cast(x, "f8"), b.cast(y, "f8")), b.cast(z, "f8")
         return cancelled(b, settle(b, odd_sum(b, product, addend), mode), product, addend, mode)
-    # The error of a fused multiply-add is the sum of two numbers (Boldo, Muller); their sum's sign decides.
     near = b.fma(x, y, z)
+    error = overflowed(b, near, fma_error(b, x, y, z, near), x, y, z)
+    return cancelled(b, direct(b, near, error, mode), b.mul(x, y), z, mode)
+
+
+def fma_error(b: Builder, x: Val, y: Val, z: Val, near: Val) -> Val:
+    """f8 with the sign of x y + z - near.
+
+    The error of a fused multiply-add is the sum of two numbers (Boldo, Muller). A product that underflows is scaled up together with z, or
+    beside a large z replaced by another that is as negligible.
+    """
+    zero, one = b.const("f8", 0.0), b.const("f8", 1.0)
+    nonzero = b.and_(b.compare("ne", x, zero), b.compare("ne", y, zero))
+    tiny = b.and_(b.compare("lt", b.unary("abs", b.mul(x, y)), b.const("f8", 2.0**-900)), nonzero)
+    scale = b.and_(tiny, b.compare("lt", b.unary("abs", z), b.const("f8", 2.0**-200)))
+    replace = b.and_(tiny, b.not_(scale))
+    up = b.select(scale, b.const("f8", 2.0**600), one)
+
+    def stand_in(v: Val) -> Val:
+        small = b.select(b.compare("lt", v, zero), b.const("f8", -(2.0**-400)), b.const("f8", 2.0**-400))
+        return b.select(replace, small, b.mul(v, up))
+
+    x, y, z, near = stand_in(x), stand_in(y), b.mul(b.mul(z, up), up), b.mul(b.mul(near, up), up)
     product = b.mul(x, y)
     low = b.fma(x, y, b.unary("neg", product))
     first, first_error = two_sum(b, z, low)
     second, second_error = two_sum(b, product, first)
-    error = b.add(b.add(b.sub(second, near), second_error), first_error)
-    infinity = b.const("f8", float("inf"))
-    finite = b.and_(b.compare("lt", b.unary("abs", product), infinity), b.compare("lt", b.unary("abs", z), infinity))
-    over = b.and_(finite, b.compare("eq", b.unary("abs", near), infinity))
-    error = b.select(over, b.unary("neg", near), error)
-    return cancelled(b, direct(b, near, error, mode), product, z, mode)
+    return b.add(b.add(b.sub(second, near), second_error), first_error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +256,14 @@ def _round_shift(b: Builder, body: Val, shift: Val, mode: str, raw: Val) -> Val:
         return b.binary("shr", b.add(body, half), shift)
     if mode in ("rm", "rp"):  # away from zero on one side
         rest = b.sub(b.binary("shl", one, shift), one)
-        return b.select(away(b, raw, mode), b.binary("shr", b.add(body, rest), shift), kept)
+        nonzero = b.compare("ne", b.binary("shl", raw, one), b.const("u4", 0))
+        return b.select(b.and_(away(b, raw, mode), nonzero), b.binary("shr", b.add(body, rest), shift), kept)
     return b.binary("shr", b.add(b.add(body, b.sub(half, one)), b.and_(kept, one)), shift)
 
 
 def away(b: Builder, raw: Val, mode: str) -> Val:
     """Whether .rm or .rp rounds a number (f4 bits) away from zero."""
-    return b.compare("lt" if mode == "rm" else "ge", b.bits(raw, "i4"), b.const("i4", 0))
+    return b.compare("lt" if mode == "rm" else "gt", b.bits(raw, "i4"), b.const("i4", 0))
 
 
 def _limits(b: Builder, raw: Val, rounded: Val, fmt: Format, saturate: bool, nan: Val, infinite: Val, mode: str) -> Val:
@@ -274,3 +300,13 @@ def decode(b: Builder, v: Val, fmt: Format) -> Val:
             keep = b.const("u4", 0x7FFFFFFF)
         out = b.select(is_special, keep, out)
     return b.bits(b.or_(out, sign), "f4")
+
+
+def flush_half(b: Builder, v: Val, result: bool = False) -> Val:
+    """f4 with the value of an f16, or an f16's result before it is rounded: what is subnormal becomes zero of its sign.
+
+    A result is subnormal when rounding with more exponents would leave it below 2^-14 (seen on an H200).
+    """
+    small = b.compare("lt", b.unary("abs", v), b.const("f4", 2.0**-14 * (1 - 2.0**-12) if result else 2.0**-14))
+    raw = b.bits(b.trusted(v), "u4")
+    return b.bits(b.select(small, b.and_(raw, b.const("u4", 1 << 31)), raw), "f4")

@@ -12,12 +12,13 @@ from tandem_attn.emulator.codegen.rounding import (
     direct,
     div_rounded,
     encode,
+    flush_half,
     fma_rounded,
     mul_rounded,
     odd_sum,
     sqrt_rounded,
 )
-from tandem_attn.emulator.ops import integer
+from tandem_attn.emulator.ops import approximate, integer
 from tandem_attn.emulator.ops.registry import pure
 from tandem_attn.emulator.ptx.nodes import Instruction, Operand
 
@@ -89,16 +90,7 @@ def one(b: Builder, ins: Instruction, values: list[Val], kind: str, compute: Cal
         return narrow(b, finish(b, ins, compute(*values)), kind)
     if kind != "f16":
         return narrow(b, finish(b, ins, compute(*(b.flush(v) for v in values))), kind)
-    out = narrow(b, finish(b, ins, compute(*(flush_half(b, v) for v in values))), kind)
-    subnormal = b.compare("eq", b.and_(out, b.const("u2", 0x7C00)), b.const("u2", 0))
-    return b.select(subnormal, b.and_(out, b.const("u2", 0x8000)), out)
-
-
-def flush_half(b: Builder, v: Val) -> Val:
-    """f4 with the value of an f16: the subnormal ones among those become zero of their sign."""
-    small = b.compare("lt", b.unary("abs", v), b.const("f4", 2.0**-14))
-    raw = b.bits(b.trusted(v), "u4")
-    return b.bits(b.select(small, b.and_(raw, b.const("u4", 1 << 31)), raw), "f4")
+    return narrow(b, finish(b, ins, flush_half(b, compute(*(flush_half(b, v) for v in values)), result=True)), kind)
 
 
 def is_float(ins: Instruction) -> bool:
@@ -115,17 +107,17 @@ def add(b: Builder, ins: Instruction) -> None:
         mixed(b, ins, mode)
         return
 
-    def subtract(x: Val, y: Val) -> Val:
-        minus = b.unary("neg", y)
-        if mode != "rn":
-            out = add_rounded(b, x, minus, mode)
-        else:
-            out = b.sub(x, y)
-        if x.t == "f4":
-            return out
-        return b.select(b.and_(b.is_nan(y), b.not_(b.is_nan(x))), b.add(minus, minus), out)  # a NaN's sign changes too
+    def compute(x: Val, y: Val) -> Val:
+        minus = ins.name == "sub"
+        out = b.sub(x, y) if minus and mode == "rn" else add_rounded(b, x, b.unary("neg", y) if minus else y, mode)
+        return second_nan(b, y, out)
 
-    elementwise(b, ins, ins.operands[1:3], subtract if ins.name == "sub" else lambda x, y: add_rounded(b, x, y, mode))
+    elementwise(b, ins, ins.operands[1:3], compute)
+
+
+def second_nan(b: Builder, y: Val, out: Val) -> Val:
+    """f64: where the second operand is a NaN it is the result, made quiet; its sign is not changed by a subtraction."""
+    return b.select(b.is_nan(y), b.add(y, y), out) if y.t == "f8" else out
 
 
 def mixed(b: Builder, ins: Instruction, mode: str) -> None:
@@ -146,7 +138,7 @@ def mul(b: Builder, ins: Instruction) -> None:
     if not is_float(ins):
         integer.multiply(b, ins)
         return
-    elementwise(b, ins, ins.operands[1:3], lambda x, y: mul_rounded(b, x, y, mode_of(ins)))
+    elementwise(b, ins, ins.operands[1:3], lambda x, y: second_nan(b, y, mul_rounded(b, x, y, mode_of(ins))))
 
 
 @pure("fma", "mad.f32", "mad.rn", "mad.rz", "mad.rm", "mad.rp", "mad.ftz", section="Floating-Point Instructions: fma, mad")
@@ -159,7 +151,7 @@ def fma(b: Builder, ins: Instruction) -> None:
     def compute(x: Val, y: Val, z: Val) -> Val:
         if kind in ("f16", "bf16"):  # exact product and sum to odd in double, then one rounding to the narrow format through f4
             return narrow_sum(b, x, y, z)
-        return fma_rounded(b, x, y, z, mode_of(ins))
+        return second_nan(b, y, fma_rounded(b, x, y, z, mode_of(ins)))
 
     elementwise(b, ins, ins.operands[1:4], compute)
 
@@ -177,38 +169,43 @@ def narrow_sum(b: Builder, x: Val, y: Val, z: Val) -> Val:
 
 @pure("div", section="Floating-Point / Integer Arithmetic Instructions: div")
 def div(b: Builder, ins: Instruction) -> None:
-    """.rn is IEEE; .approx and .full (2 ulp) are given the IEEE quotient too."""
     if not is_float(ins):
         integer.divide(b, ins, "div")
         return
-    elementwise(b, ins, ins.operands[1:3], lambda x, y: div_rounded(b, x, y, mode_of(ins)))
+
+    def compute(x: Val, y: Val) -> Val:
+        if ins.mods[1] in ("approx", "full"):
+            return approximate.quotient(b, x, y, ins.mods[1] == "full", ins.has("ftz"))
+        return div_rounded(b, x, y, mode_of(ins))
+
+    elementwise(b, ins, ins.operands[1:3], compute)
 
 
-@pure("rcp", section="Floating-Point Instructions: rcp")
-def rcp(b: Builder, ins: Instruction) -> None:
-    """.approx is given the IEEE result too."""
-    elementwise(b, ins, ins.operands[1:2], lambda x: div_rounded(b, b.const(x.t, 1.0), x, mode_of(ins)))
-
-
-@pure("sqrt", section="Floating-Point Instructions: sqrt")
-def sqrt(b: Builder, ins: Instruction) -> None:
-    elementwise(b, ins, ins.operands[1:2], lambda x: sqrt_rounded(b, x, mode_of(ins)))
-
-
-@pure("rsqrt", section="Floating-Point Instructions: rsqrt")
-def rsqrt(b: Builder, ins: Instruction) -> None:
+@pure("rcp", "sqrt", "rsqrt", section="Floating-Point Instructions: rcp, sqrt, rsqrt")
+def root(b: Builder, ins: Instruction) -> None:
     def compute(x: Val) -> Val:
-        wide = b.cast(x, "f8") if x.t == "f4" else x
-        return b.cast(b.binary("div", b.const("f8", 1.0), b.unary("sqrt", wide)), x.t)
+        if not ins.has("approx"):
+            return div_rounded(b, b.const(x.t, 1.0), x, mode_of(ins)) if ins.name == "rcp" else sqrt_rounded(b, x, mode_of(ins))
+        if x.t == "f8":
+            if ins.name == "rsqrt" and not ins.has("ftz"):
+                return b.binary("div", b.const("f8", 1.0), b.unary("sqrt", x))
+            return approximate.half_of_double(b, ins.name, x)
+        form = {"rcp": approximate.reciprocal, "sqrt": approximate.square_root, "rsqrt": approximate.reciprocal_root}[ins.name]
+        return form(b, x, ins.has("ftz"))
 
     elementwise(b, ins, ins.operands[1:2], compute)
 
 
 @pure("ex2", "lg2", "sin", "cos", "tanh", section="Floating-Point Instructions: ex2, lg2, sin, cos, tanh; Half Precision: ex2, tanh")
 def transcendental(b: Builder, ins: Instruction) -> None:
-    """.approx: evaluated in double and rounded; the hardware's tables differ within the manual's error bound."""
-    op = {"ex2": "exp2", "lg2": "log2"}.get(ins.name, ins.name)
-    elementwise(b, ins, ins.operands[1:2], lambda x: b.unary(op, x))
+    def compute(x: Val) -> Val:
+        if ins.name in ("sin", "cos"):
+            return approximate.circular(b, ins.name, x)
+        if ins.name == "tanh" or ins.mods[-1] != "f32":
+            return b.unary({"ex2": "exp2"}.get(ins.name, ins.name), x)
+        return (approximate.exponential if ins.name == "ex2" else approximate.logarithm)(b, x, ins.has("ftz"))
+
+    elementwise(b, ins, ins.operands[1:2], compute)
 
 
 @pure("neg", "abs", section="Floating-Point / Integer Arithmetic Instructions: neg, abs")
@@ -219,16 +216,12 @@ def sign(b: Builder, ins: Instruction) -> None:
         negated = b.sub(b.const(t, 0), x)
         b.write(ins.operands[0], negated if ins.name == "neg" else b.select(b.compare("lt", x, b.const(t, 0)), negated, x))
         return
-    kind = ins.mods[-1]
-    t = PTX_TYPE[kind]
-    unsigned = f"u{t[1:]}"
-    bit = {"f32": 1 << 31, "f64": 1 << 63, "f16": 1 << 15, "bf16": 1 << 15, "f16x2": 0x80008000, "bf16x2": 0x80008000}.get(kind)
-    if bit is None:
-        bit = 0x8000000080000000
-    x = b.read(ins.operands[1], t)
-    raw = b.bits(b.flush(x) if ins.has("ftz") and kind == "f32" else x, unsigned)
-    mask = b.const(unsigned, bit)
-    b.write(ins.operands[0], b.bits(b.binary("xor", raw, mask) if ins.name == "neg" else b.and_(raw, b.not_(mask)), t))
+
+    def compute(x: Val) -> Val:
+        changed = b.unary(ins.name, x)
+        return b.select(b.is_nan(x), b.add(x, x), changed) if x.t == "f8" else changed  # a NaN keeps its sign and is made quiet
+
+    elementwise(b, ins, ins.operands[1:2], compute)
 
 
 @pure("copysign", section="Floating-Point Instructions: copysign")
@@ -252,7 +245,7 @@ def extremum(b: Builder, ins: Instruction) -> None:
         xorsign = None
         if ins.has("xorsign"):
             bit = b.const(unsigned, 1 << 8 * int(x.t[1:]) - 1)
-            xorsign = b.and_(b.binary("xor", b.bits(x, unsigned), b.bits(y, unsigned)), bit)
+            xorsign = b.and_(b.binary("xor", b.bits(b.trusted(x), unsigned), b.bits(b.trusted(y), unsigned)), bit)
         if ins.has("abs"):
             x, y = b.unary("abs", x), b.unary("abs", y)
         out = b.extremum(ins.name, x, y)
@@ -260,7 +253,8 @@ def extremum(b: Builder, ins: Instruction) -> None:
             quiet = 0x7FFFFFFF if x.t == "f4" else 0x7FFFFFFFFFFFFFFF
             out = b.select(b.or_(b.is_nan(x), b.is_nan(y)), b.raw(x.t, quiet), out)
         if xorsign is not None:
-            out = b.bits(b.or_(b.bits(b.unary("abs", out), unsigned), xorsign), x.t)
+            signed = b.bits(b.or_(b.bits(b.unary("abs", out), unsigned), xorsign), x.t)
+            out = b.select(b.is_nan(out), out, signed)
         return out
 
     def compute(*values: Val) -> Val:
@@ -284,7 +278,7 @@ def testp(b: Builder, ins: Instruction) -> None:
         "infinite": lambda: infinite,
         "number": lambda: b.not_(nan),
         "notanumber": lambda: nan,
-        "normal": lambda: b.and_(b.compare("ge", size, tiny), b.not_(infinite)),
+        "normal": lambda: b.not_(b.or_(subnormal, b.or_(infinite, nan))),  # zero counts as normal
         "subnormal": lambda: subnormal,
     }[ins.mods[1]]()
     b.write(ins.operands[0], outcome)

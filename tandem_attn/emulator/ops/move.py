@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem_attn.emulator.codegen.builder import PTX_TYPE, Builder, Val
-from tandem_attn.emulator.codegen.rounding import FORMATS, decode
+from tandem_attn.emulator.codegen.rounding import FORMATS, decode, flush_half
 from tandem_attn.emulator.memory.addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_MASK
 from tandem_attn.emulator.ops.integer import type_of
 from tandem_attn.emulator.ops.registry import pure
@@ -93,7 +93,7 @@ def compared(b: Builder, ins: Instruction, kind: str, at: int) -> tuple[Val, Val
     if kind in ("f16", "bf16"):
         x, y = (decode(b, b.cast(b.bits(v, "u2"), "u4"), FORMATS[kind]) for v in (x, y))
     if ins.has("ftz"):
-        x, y = b.flush(x), b.flush(y)
+        x, y = (flush_half(b, v) if kind == "f16" else b.flush(v) for v in (x, y))
     return x, y
 
 
