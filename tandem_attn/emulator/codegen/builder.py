@@ -204,6 +204,10 @@ class Builder(ABC):
         out = self.select(self.compare("eq", a, b), self.bits(merged, a.t), out)
         return self.select(self.is_nan(out), self.raw(a.t, 0x7FFFFFFF if a.t == "f4" else 0x7FFFFFFFFFFFFFFF), out)
 
+    def canonical(self, v: Val) -> Val:
+        """f4 results that are NaN get the bits that the hardware gives them (PTX manual, "Floating-Point Instructions")."""
+        return self.select(self.is_nan(v), self.raw("f4", 0x7FFFFFFF), v)
+
     def flush(self, v: Val) -> Val:
         """Subnormal numbers become zero of their sign (`.ftz`)."""
         if v.flushed:

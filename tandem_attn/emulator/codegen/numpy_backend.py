@@ -196,6 +196,9 @@ class NumpyBuilder(Builder):
         out.flushed = a.flushed and b.flushed
         return out
 
+    def canonical(self, v: Val) -> Val:
+        return self.emit(f"rt.canonical({v.x})", v.t, v)
+
     def flush(self, v: Val) -> Val:
         if v.flushed or v.t != "f4":
             return super().flush(v)

@@ -60,6 +60,12 @@ def _settle(out: Array, a: Array, b: Array, merge: Any) -> Array:
     return np.where(np.isnan(out), _NAN, out)
 
 
+def canonical(a: Array) -> Array:
+    """Every NaN becomes the canonical one."""
+    nan = a != a  # noqa: PLR0124 - true for NaN alone
+    return a if nan.tobytes() == _NOWHERE else np.where(nan, _NAN, a)
+
+
 def flush(a: Array) -> Array:
     """Subnormal numbers become zero of their sign."""
     small = np.abs(a) < _NORMAL32

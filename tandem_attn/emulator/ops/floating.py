@@ -66,7 +66,8 @@ def one(b: Builder, ins: Instruction, values: list[Val], kind: str, compute: Cal
     values = [widen(b, v, kind) for v in values]
     if ins.has("ftz"):
         values = [b.flush(v) for v in values]
-    return narrow(b, finish(b, ins, compute(*values)), kind)
+    out = compute(*values)
+    return narrow(b, finish(b, ins, b.canonical(out) if kind == "f32" else out), kind)
 
 
 def is_float(ins: Instruction) -> bool:
