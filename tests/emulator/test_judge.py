@@ -105,7 +105,8 @@ ALLOC = """
         (
             "uninitialised",
             ALLOC.format(columns=32)
-            + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r3}, [%r2]; tcgen05.wait::ld.sync.aligned; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32;",
+            + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r3}, [%r2]; tcgen05.wait::ld.sync.aligned;"
+            + "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32;",
         ),
     ],
 )
