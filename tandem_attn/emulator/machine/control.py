@@ -47,6 +47,7 @@ class Control:
         """Until the warp blocks, yields or ends."""
         segments = self.program.segments
         functions = self.machine.segments
+        settled = functions.settled
         stack = warp.stack
         jumps = 0
         random_order = self.machine.schedule == "random"
@@ -60,7 +61,11 @@ class Control:
             segment = segments[at]
             if warp.in_flight:
                 self.watch.check(warp, segment)
-            functions.run(segment, warp, frame.mask)
+            function = settled[at] if frame.mask is None else None
+            if function is not None:
+                function(warp, None)
+            else:
+                functions.run(segment, warp, frame.mask)
             warp.instructions += segment.end - segment.start
             kind = segment.kind
             if kind in ("next", "jump"):

@@ -48,7 +48,8 @@ class Warp:
 
     def __init__(self, cta: CTA, index: int, slots: dict[str, int], entry: int) -> None:
         self.cta, self.index = cta, index
-        self.file = RegisterFile(slots)
+        spare = cta.machine.spare_files
+        self.file = spare.pop().clear() if spare else RegisterFile(slots)
         views = self.file.views
         self.P, self.Hu, self.Hi, self.Hf = views["p"], views["hu"], views["hi"], views["hf"]
         self.Ru, self.Ri, self.Rf = views["ru"], views["ri"], views["rf"]

@@ -43,7 +43,7 @@ class Operand:
     def negated(self) -> Operand:
         return Operand(-self.values, self.exponents, self.finite)
 
-    def part(self, columns: list[int]) -> Operand:
+    def part(self, columns: list[int] | slice) -> Operand:
         """Some places along K."""
         return Operand(self.values[:, columns], self.exponents[:, columns], self.finite)
 
@@ -53,6 +53,14 @@ def operand(values: Array, kind: str) -> Operand:
     wide = values.astype(np.float64)
     exponents = np.maximum(np.frexp(wide)[1] - 1, LOWEST[kind]).astype(np.int32)
     return Operand(wide, np.where(wide == 0, NOTHING, exponents).astype(np.int32), bool(np.isfinite(wide).all()))
+
+
+def joined(parts: list[Operand]) -> Operand:
+    """One behind the other along K."""
+    if len(parts) == 1:
+        return parts[0]
+    finite = all(p.finite for p in parts)
+    return Operand(np.concatenate([p.values for p in parts], axis=1), np.concatenate([p.exponents for p in parts], axis=1), finite)
 
 
 def multiply_add(a: Operand, b: Operand, c: Array, fraction: int = FRACTION, mantissa: int = F32_MANTISSA) -> Array:

@@ -15,9 +15,10 @@ import numpy as np
 from tandem_attn.emulator.errors import UnsupportedInstruction
 from tandem_attn.emulator.events import AccessKind, Fence, Proxy, Space
 from tandem_attn.emulator.machine.async_ops import AsyncOp
+from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, chunk_indices, extent, gather, to_float, wgmma_descriptor
+from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, Layout, gather, layout, to_float, wgmma_descriptor
 from tandem_attn.emulator.ops import tensor_core
 from tandem_attn.emulator.ops.access import Array, compact, reader, uniform
 from tandem_attn.emulator.ops.groups import add_to_group, commit, wait
@@ -28,6 +29,7 @@ from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Reg, Vector
 SECTION = "Asynchronous Warpgroup Level Matrix Instructions: "
 _K_BYTES = 32
 DTYPE = {"f32": np.float32, "f16": np.float16, "s32": np.int32}
+KEPT_TILES = 512  # converted operands that a CTA keeps
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
 
@@ -181,7 +183,15 @@ def checked(parts: list[Work]) -> list[Work]:
 def continues(first: Work, second: Work) -> bool:
     """Whether the second instruction is a further step along K on the same accumulators."""
     a, b = first.form, second.form
-    same = (a.n, a.d, a.d_kind, a.a_kind, a.b_kind, a.mn_a, a.mn_b) == (b.n, b.d, b.d_kind, b.a_kind, b.b_kind, b.mn_a, b.mn_b)
+    same = bool(a.a) == bool(b.a) and (a.n, a.d, a.d_kind, a.a_kind, a.b_kind, a.mn_a, a.mn_b) == (
+        b.n,
+        b.d,
+        b.d_kind,
+        b.a_kind,
+        b.b_kind,
+        b.mn_a,
+        b.mn_b,
+    )
     return same and second.accumulate and (a.negate_a, a.negate_b) == (b.negate_a, b.negate_b)
 
 
@@ -194,43 +204,41 @@ def launch(chain: list[list[Work]]) -> None:
     last.warp.cta.machine.engine.submit(last)
 
 
-def tile(w: Warp, parts: list[Work], d: Descriptor, rows: int, kind: str, mn: bool) -> tensor_core.Operand:
-    """An operand in shared memory, kept until shared memory changes; the judge is told of every read."""
+def tile(w: Warp, chain: list[list[Work]], steps: tuple[Descriptor, ...], rows: int, kind: str, mn: bool) -> tensor_core.Operand:
+    """An operand in shared memory prepared, kept until shared memory changes; the judge is told of every read."""
     cta = w.cta
     engine = cta.machine
-    element = ELEMENT_BYTES[kind]
-    key = (d, rows, kind, mn)
+    key = (steps, rows, kind, mn)
     kept = cta.tiles.get(key)
-    if kept is None or kept[0] != cta.shared.version or engine.observed:
-        check_read(w, cta, d, rows, _K_BYTES, element, mn, "wgmma")
-        raw, index = gather(cta.shared.data, d, rows, _K_BYTES, element, mn)
-        kept = cta.tiles[key] = (cta.shared.version, tensor_core.operand(to_float(raw, kind), kind))
-        if len(cta.tiles) > 512:
-            cta.tiles.clear()
-        if engine.observed:
-            for part in parts:
-                previous, engine.acting = engine.acting, part.op
-                engine.access(part.warp, part.form.index, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, index * 16, 16)
-                engine.acting = previous
-    found: tensor_core.Operand = kept[1]
-    return found
+    if kept is not None and kept[0] == cta.shared.version and not engine.observed:
+        known: tensor_core.Operand = kept[1]
+        return known
+    element = ELEMENT_BYTES[kind]
+    where = layout(steps, rows, _K_BYTES, element, mn)
+    check_read(w, cta, where, "wgmma")
+    value = tensor_core.operand(to_float(gather(cta.shared.data, where, rows, element, mn), kind), kind)
+    if len(cta.tiles) > KEPT_TILES:
+        cta.tiles.clear()
+    cta.tiles[key] = (cta.shared.version, value)
+    for part in chain[0] if engine.observed else ():  # an observed chain is one instruction
+        previous, engine.acting = engine.acting, part.op
+        engine.access(part.warp, part.form.index, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, where.index * 16, 16)
+        engine.acting = previous
+    return value
 
 
-def check_read(w: Warp, cta: Any, d: Descriptor, rows: int, k_bytes: int, element: int, mn: bool, what: str) -> None:
+def check_read(w: Warp, cta: CTA, where: Layout, what: str) -> None:
     """Bounds and initialised-ness of the chunks that a matrix operand is read from."""
-    low, high = extent(d, rows, k_bytes, element, mn)
     shared = cta.shared
-    if low < shared.base or high > shared.end:
-        raise Fault(
-            "out-of-bounds", f"{what} operand spans shared offsets {low:#x} .. {high:#x}, outside {shared.base:#x} .. {shared.end:#x}"
-        )
-    if not cta.machine.check_uninitialised or shared.written[low:high].all():
+    if where.low < shared.base or where.high > shared.end:
+        span = f"{where.low:#x} .. {where.high:#x}, outside {shared.base:#x} .. {shared.end:#x}"
+        raise Fault("out-of-bounds", f"{what} operand spans shared offsets {span}")
+    if not cta.machine.check_uninitialised or shared.written[where.low : where.high].all():
         return
-    index = chunk_indices(d, rows, k_bytes, element, mn).reshape(-1) * 16
-    known = shared.written[index]
+    known = shared.written[where.index * 16]
     if not known.all():
         op = cta.machine.acting
-        fault = Fault("uninitialised", f"{what} reads shared offset {int(index[~known][0]):#x}, which was never written")
+        fault = Fault("uninitialised", f"{what} reads shared offset {int(where.index[~known][0]) * 16:#x}, which was never written")
         cta.machine.report(fault, w, op.index if op is not None else w.current)
 
 
@@ -247,11 +255,19 @@ def execute(chain: list[list[Work]]) -> None:
     """D = A B (+ D) for a warpgroup, one step along K after the other."""
     first = chain[0]
     form, w = first[0].form, first[0].warp
+    if form.a:
+        left = tensor_core.joined([registers_a(parts, parts[0].form) for parts in chain])
+    else:
+        left = tile(w, chain, tuple(wgmma_descriptor(parts[0].a) for parts in chain), 64, form.a_kind, form.mn_a)
+    right = tile(w, chain, tuple(wgmma_descriptor(parts[0].b) for parts in chain), form.n, form.b_kind, form.mn_b)
+    if form.negate_a != form.negate_b:
+        left = left.negated()
     slots = compact(list(form.d))
     total = accumulators(first, slots) if first[0].accumulate else np.zeros((64, form.n), DTYPE[form.d_kind])
-    for parts in chain:
-        total = step(w, parts, total)
-    w.cta.machine.statistics.mma_flops += 2 * 64 * form.n * len(chain) * _K_BYTES // ELEMENT_BYTES[form.a_kind]
+    k = left.values.shape[1] // len(chain)
+    for start in range(0, k * len(chain), k):
+        total = step(form, left.part(slice(start, start + k)), right.part(slice(start, start + k)), total)
+    w.cta.machine.statistics.mma_flops += 2 * 64 * form.n * k * len(chain)
     # (warp, row half, row, column group, thread in quad, pair) -> per warp: register (group, row half, pair) x lane (row, thread)
     order = (0, 3, 1, 5, 2, 4) if form.d_kind != "f16" else (0, 3, 1, 2, 4, 5)  # a register of f16 holds the pair
     fragments = np.ascontiguousarray(total.reshape(4, 2, 8, form.n // 8, 4, 2).transpose(order)).view(np.uint32).reshape(4, -1, 32)
@@ -268,17 +284,11 @@ def accumulators(parts: list[Work], slots: Any) -> Array:
     return raw.reshape(4, form.n // 8, 2, 2, 8, 4).transpose(0, 2, 4, 1, 5, 3).reshape(64, form.n)
 
 
-def step(w: Warp, parts: list[Work], total: Array) -> Array:
+def step(form: Form, left: tensor_core.Operand, right: tensor_core.Operand, total: Array) -> Array:
     """One instruction's product added to the accumulators."""
-    form = parts[0].form
-    left = registers_a(parts, form) if form.a else tile(w, parts, wgmma_descriptor(parts[0].a), 64, form.a_kind, form.mn_a)
-    right = tile(w, parts, wgmma_descriptor(parts[0].b), form.n, form.b_kind, form.mn_b)
     if form.d_kind == "s32":
         wide = (left.values @ right.values.T).astype(np.int64) + total
         return (np.clip(wide, -(2**31), 2**31 - 1) if form.saturate else wide).astype(np.int32)
-    if form.negate_a != form.negate_b:
-        left = left.negated()
     if form.a_kind in ("e4m3", "e5m2"):
-        fraction = mantissa = tensor_core.FP8_FRACTION
-        return tensor_core.multiply_add(left, right, total, fraction, mantissa)
+        return tensor_core.multiply_add(left, right, total, tensor_core.FP8_FRACTION, tensor_core.FP8_FRACTION)
     return tensor_core.multiply_add(left, right, total)
