@@ -13,7 +13,7 @@ from tandem_attn.emulator.events import AccessKind, Proxy, Space
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.addresses import LOCAL_WINDOW, OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.tiles import combine
+from tandem_attn.emulator.memory.reductions import combine
 from tandem_attn.emulator.ops.access import Array, items, lanes_of, reader, writer
 from tandem_attn.emulator.ops.registry import Handler, machine
 from tandem_attn.emulator.ptx.nodes import Instruction, Memory
@@ -64,8 +64,8 @@ class _Cell:
         return cta.shared.data[at : at + self.size]
 
 
-def update(op: str, kind: str, old: Array, values: list[Array]) -> Array:
-    """The new content (raw words) of a cell that holds `old`."""
+def update(op: str, kind: str, old: Array, values: list[Array], ftz: bool = False) -> Array:
+    """The new content (raw words) of a cell that holds `old`; ftz: f32 sums are flushed, as in global memory (manual)."""
     if op == "exch":
         return values[0]
     if op == "cas":
@@ -73,7 +73,7 @@ def update(op: str, kind: str, old: Array, values: list[Array]) -> Array:
     element, parts = _ELEMENT.get(kind, (kind, 1))
     if parts == 2:
         return combine(op, element, old.view(np.uint16), values[0].view(np.uint16)).view(old.dtype)
-    return combine(op, element, old, values[0])
+    return combine(op, element, old, values[0], ftz)
 
 
 def handler(ins: Instruction, target: Any, cell_operand: Memory, value_operands: tuple[Any, ...]) -> Handler:
@@ -97,7 +97,7 @@ def handler(ins: Instruction, target: Any, cell_operand: Memory, value_operands:
             raw = cell.bytes(w, int(where[lane]), int(lane)).view(dtype)
             old = raw.copy()
             got[:, lane] = old
-            new = update(op, kind, old, [np.array([v[lane] for v in group]) for group in values])
+            new = update(op, kind, old, [np.array([v[lane] for v in group]) for group in values], cell.space != "shared")
             if (new != old).any():
                 raw[:] = new
                 changed = True

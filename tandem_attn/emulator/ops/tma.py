@@ -14,7 +14,8 @@ from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.addresses import OFFSET_MASK, PARAM_WINDOW, RANK_SHIFT
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.tiles import Box, combine, swizzle_of, swizzled
+from tandem_attn.emulator.memory.reductions import combine
+from tandem_attn.emulator.memory.tiles import Box, swizzle_of, swizzled
 from tandem_attn.emulator.ops import mbarrier
 from tandem_attn.emulator.ops.access import Array, items, lanes_of, one_copy, reader, shared_address
 from tandem_attn.emulator.ops.groups import add_to_group
