@@ -18,6 +18,7 @@ from tandem_attn.emulator.machine.async_ops import SCHEDULES
 from tandem_attn.emulator.machine.machine import Machine
 from tandem_attn.emulator.progress import Bar
 from tandem_attn.emulator.report import Report, Result, Statistics
+from tandem_attn.emulator.trace import Trace
 
 
 def run(
@@ -54,6 +55,7 @@ def run(
         kernel. `.reqntid` and `.reqnctapercluster` give the defaults.
     resident_ctas: how many CTAs fit on the chip at once (default: SMs of the kernel's architecture times what fits on one).
     observers: receive every event (`events.py`).
+    trace: record what every warp executed and waited for (`Result.trace`, see `trace.py`), for a performance model.
     progress: show instructions per second and the time left on the terminal when a run takes longer than 2 s.
 
     Raises ParseError, UnsupportedInstruction or LaunchError for what cannot be run. What runs and is wrong is in `Result.reports`.
@@ -70,9 +72,12 @@ def run(
     segments = make_segments(backend, launch)
     made_before = segments.codegen_s
     bar = Bar(len(launch.clusters)) if progress else None
+    record = Trace(launch.program) if trace else None
+    observers = [*observers, record] if record is not None else observers
     machine = Machine(
         launch, segments, schedule=schedule, seed=seed, resident_ctas=resident_ctas or resident, observers=observers,
         wanted=wanted, tick=bar.tick if bar else None,
+        trace=record,
     )  # fmt: skip
     machine.run()
     if bar is not None:
@@ -80,9 +85,8 @@ def run(
     statistics = machine.statistics
     statistics.parse_s, statistics.codegen_s, statistics.backend = parse_s, segments.codegen_s - made_before, segments.name
     statistics.run_s -= statistics.codegen_s
-    del trace
     reports = [r for r in machine.reports if r.kind in wanted]
-    return Result(reports, statistics, machine.finished)
+    return Result(reports, statistics, machine.finished, record)
 
 
 def make_segments(backend: str, launch: Launch) -> NumpySegments:

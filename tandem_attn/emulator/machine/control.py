@@ -51,6 +51,7 @@ class Control:
         stack = warp.stack
         jumps = 0
         random_order = self.machine.schedule == "random"
+        path = self.machine.trace.warp(warp.agent).segments if self.machine.trace is not None else None
         while True:
             frame = stack[-1]
             at = frame.segment
@@ -59,6 +60,8 @@ class Control:
                     return
                 continue
             segment = segments[at]
+            if path is not None:
+                path.append(at)
             if warp.in_flight:
                 self.watch.check(warp, segment)
             function = settled[at] if frame.mask is None else None

@@ -23,6 +23,7 @@ from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.registers import RegisterFile
 from tandem_attn.emulator.report import Report, Statistics
+from tandem_attn.emulator.trace import Trace
 
 IDLE_ROUNDS = 2000  # rounds in which every warp that can run only spins, after which the run counts as stuck
 MAX_REPORTS = 200
@@ -38,6 +39,7 @@ class Machine:
     def __init__(
         self, launch: Launch, segments: Any, *, schedule: str = "at-issue", seed: int = 0, resident_ctas: int = 148,
         observers: Iterable[Observer] = (), wanted: frozenset[str] = CHECKS, tick: Callable[[Machine], None] | None = None,
+        trace: Trace | None = None,
     ) -> None:  # fmt: skip
         self.launch, self.segments = launch, segments
         self.program, self.memory = launch.program, launch.memory
@@ -63,6 +65,7 @@ class Machine:
         self.tensormaps: dict[bytes, Any] = {}  # decoded descriptors by content
         self.control = Control(self)
         self.tick = tick
+        self.trace = trace
         self.tick_at = 0.0
         self.finished = True
         self.spare_files: list[RegisterFile] = []  # of warps that have ended
