@@ -145,6 +145,8 @@ class Builder(ABC):
     def read(self, operand: Operand, t: str) -> Val:
         """An operand as type `t`: registers are reinterpreted (truncated or zero-extended where widths differ), constants converted."""
         if isinstance(operand, Reg):
+            if t == "b" and operand.cls == "r":  # a special register that is a predicate
+                return self.compare("ne", self.read_reg(operand, "u4"), self.const("u4", 0))
             return self.read_reg(operand, t)
         if isinstance(operand, Imm):
             return self.constant(operand, t)
