@@ -51,6 +51,11 @@ class Box:
         self.word = np.dtype(_WORDS[self.global_bytes])
 
     @property
+    def row(self) -> int:
+        """Bytes of an innermost row in shared memory."""
+        return self.shape[-1] * self.shared_bytes
+
+    @property
     def size(self) -> int:
         """Bytes in shared memory."""
         return int(np.prod(self.shape)) * self.shared_bytes
@@ -115,12 +120,16 @@ class Box:
 
 
 @lru_cache(maxsize=4096)
-def swizzled(offset: int, size: int, span: int, atom: int = 16) -> Array:
-    """Indices of 16-byte chunks of shared memory that hold `size` bytes from `offset`, for a swizzle of `span` bytes.
+def swizzled(offset: int, size: int, row: int, span: int, atom: int = 16) -> Array:
+    """Indices of the 16-byte chunks of shared memory that hold `size` bytes in rows of `row` bytes, for a swizzle of `span` bytes.
 
-    PTX manual, "Swizzling Modes": the address bits above bit 6 are xored into the chunk's place inside the span.
+    PTX manual, "Swizzling Modes": the address bits above bit 6 are xored into the chunk's place inside the span. A row narrower than the
+    span still takes a span (an H200 faults where only the packed rows fit).
     """
-    chunks = (offset + 16 * np.arange(-(-size // 16))).astype(np.int64)
+    index = np.arange(-(-size // 16))
+    if row < span and row % 16 == 0:
+        index = index // (row // 16) * (span // 16) + index % (row // 16)
+    chunks = (offset + 16 * index).astype(np.int64)
     if span:
         shift = {16: 4, 32: 5}[atom]
         mask = SWIZZLE_MASK[span] if atom == 16 else 3
@@ -128,6 +137,11 @@ def swizzled(offset: int, size: int, span: int, atom: int = 16) -> Array:
     chunks //= 16
     chunks.setflags(write=False)
     return chunks
+
+
+def placed_bytes(size: int, row: int, span: int) -> int:
+    """How much shared memory `size` bytes in rows of `row` bytes take."""
+    return size // row * span if row < span and row % 16 == 0 else size
 
 
 def swizzle_of(tensor: TensorMap) -> tuple[int, int]:
