@@ -117,6 +117,10 @@ class Builder(ABC):
     def mulhi(self, a: Val, b: Val) -> Val:
         """The upper half of the product."""
 
+    @abstractmethod
+    def lookup(self, table: str, index: Val) -> Val:
+        """An element of one of `unit_tables.TABLES` as f8; index is u4 and in range."""
+
     # ---- lanes
     @abstractmethod
     def permute(self, a: Val, index: Val) -> Val:

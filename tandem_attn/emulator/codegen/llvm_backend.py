@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tandem_attn.emulator.codegen.builder import Builder, Val, size_of, width_of
+from tandem_attn.emulator.codegen.unit_tables import TABLES
 from tandem_attn.emulator.ops.registry import lookup
 from tandem_attn.emulator.ptx.nodes import Instruction, Reg
 from tandem_attn.emulator.ptx.operands import sources
@@ -250,6 +251,17 @@ class LlvmBuilder(Builder):
         amount = f"splat (i{2 * bits} {bits})"
         high = self.line(f"{shift} {wide} {product}, {amount}")
         return self.emit(f"trunc {wide} {high} to {narrow}", a.t)
+
+    def lookup(self, table: str, index: Val) -> Val:
+        items = ", ".join("double 0x" + struct.pack(">d", value).hex().upper() for value in TABLES[table])
+        count, vector = len(TABLES[table]), self.vector("f8")
+        self.declared.add(f"@table_{table} = private constant [{count} x double] [{items}]")
+        gather = f"@llvm.masked.gather.v{self.width}f64.v{self.width}p0"
+        self.declared.add(f"declare {vector} {gather}(<{self.width} x ptr>, i32, <{self.width} x i1>, {vector})")
+        places = self.line(f"getelementptr double, ptr @table_{table}, {self.vector('u4')} {index.x}")
+        return self.emit(
+            f"call {vector} {gather}(<{self.width} x ptr> {places}, i32 8, <{self.width} x i1> splat (i1 true), {vector} poison)", "f8"
+        )
 
     # ---- lanes and pieces
     def permute(self, a: Val, index: Val) -> Val:

@@ -13,6 +13,7 @@ import numpy as np
 
 from tandem_attn.emulator.codegen import numpy_runtime
 from tandem_attn.emulator.codegen.builder import Builder, Val, size_of, width_of
+from tandem_attn.emulator.codegen.unit_tables import TABLES
 from tandem_attn.emulator.ops.registry import Handler, lookup
 from tandem_attn.emulator.ptx.nodes import Instruction, Reg
 from tandem_attn.emulator.ptx.operands import registers
@@ -215,6 +216,11 @@ class NumpyBuilder(Builder):
 
     def mulhi(self, a: Val, b: Val) -> Val:
         return self.emit(f"rt.mulhi{8 * size_of(a.t)}({a.x},{b.x})", a.t)
+
+    def lookup(self, table: str, index: Val) -> Val:
+        name = f"T{table}"
+        self.names[name] = np.array(TABLES[table], np.float64)
+        return self.emit(f"{name}[{index.x}]", "f8")
 
     # ---- lanes and pieces
     def permute(self, a: Val, index: Val) -> Val:

@@ -1,7 +1,8 @@
 """The .approx forms. PTX manual, "Floating-Point Instructions: div, rcp, sqrt, rsqrt, sin, cos, lg2, ex2".
 
 ptxas makes each of a few multiplications around one operation of the multifunction unit, which flushes subnormal numbers on both sides. The
-same steps are taken here; the unit's own result is the exact one rounded to nearest (docs/emulator_hardware.md says how far the chip is).
+same steps are taken here. The unit interpolates in tables (Oberman and Siu, "A high-performance area-efficient multifunction interpolator",
+2005): for ex2, rcp, rsqrt and sqrt so does the emulator; for the others it takes the exact result rounded to nearest.
 """
 
 from __future__ import annotations
@@ -16,17 +17,66 @@ PER_TURN = 0.15915493667125702  # 1 / (2 pi) as an f32
 def unit(b: Builder, op: str, x: Val) -> Val:
     """An operation of the multifunction unit on an f4."""
     x = b.flush(x)
+    if op == "ex2":
+        return b.flush(power_of_two(b, x))
+    if op in ("sin", "cos"):
+        return b.flush(turn(b, op, x))
+    if op == "lg2":
+        return b.flush(b.unary("log2", x))
     if op == "rcp":
-        out = b.binary("div", b.const("f4", 1.0), x)
-    elif op == "sqrt":
-        out = b.unary("sqrt", x)
-    elif op == "rsqrt":
-        out = b.cast(b.binary("div", b.const("f8", 1.0), b.unary("sqrt", b.cast(x, "f8"))), "f4")
-    elif op in ("sin", "cos"):
-        out = turn(b, op, x)
+        ideal = b.binary("div", b.const("f4", 1.0), x)
     else:
-        out = b.unary({"ex2": "exp2", "lg2": "log2"}[op], x)
-    return b.flush(out)
+        root = b.unary("sqrt", x)
+        ideal = root if op == "sqrt" else b.binary("div", b.const("f4", 1.0), root)
+    return b.flush(b.select(regular(b, x, op), algebraic(b, op, x), ideal))
+
+
+def regular(b: Builder, x: Val, op: str) -> Val:
+    """Where the result comes from the table: not for 0, infinity, NaN, nor roots of negative numbers, which IEEE arithmetic gives too."""
+    size = x if op != "rcp" else b.unary("abs", x)
+    return b.and_(b.compare("gt", size, b.const("f4", 0.0)), b.compare("lt", size, b.const("f4", float("inf"))))
+
+
+def interpolate(b: Builder, table: str, place: Val, low_bits: int) -> Val:
+    """The significand (f8) that the unit finds for the fraction `place` (u4), whose lower bits are the place in a segment."""
+    first = b.mul(b.binary("shr", place, b.const("u4", low_bits)), b.const("u4", 3))
+    c0, c1, c2 = (b.lookup(table, b.add(first, b.const("u4", i))) for i in range(3))
+    u = b.mul(b.cast(b.and_(place, b.const("u4", (1 << low_bits) - 1)), "f8"), b.const("f8", 2.0**-low_bits))
+    total = b.add(b.add(c0, b.mul(c1, u)), b.mul(b.mul(c2, u), u))
+    return b.unary("floor", b.mul(total, b.const("f8", 1 / 256)))
+
+
+def scale(b: Builder, significand: Val, exponent: Val) -> Val:
+    """significand (f8) times 2^exponent (i8), as an f4."""
+    power = b.bits(b.binary("shl", b.add(exponent, b.const("i8", 1023)), b.const("i8", 52)), "f8")
+    return b.cast(b.mul(significand, power), "f4")
+
+
+def power_of_two(b: Builder, x: Val) -> Val:
+    """x in fixed point with 23 bits of fraction, cut, a negative one in ones' complement: its fraction goes to the table."""
+    nan = b.is_nan(x)
+    limited = b.clamp(b.select(nan, b.const("f4", 0.0), x), -500.0, 500.0)
+    size = b.cast(b.mul(b.cast(b.unary("abs", limited), "f8"), b.const("f8", 2.0**23)), "i8")
+    fixed = b.select(b.compare("lt", limited, b.const("f4", 0.0)), b.not_(size), size)
+    place = b.cast(b.and_(fixed, b.const("i8", (1 << 23) - 1)), "u4")
+    whole = b.binary("shr", fixed, b.const("i8", 23))
+    return b.select(nan, x, scale(b, interpolate(b, "ex2", place, 17), b.sub(whole, b.const("i8", 23))))
+
+
+def algebraic(b: Builder, op: str, x: Val) -> Val:
+    """rcp, rsqrt and sqrt of a normal number: the fraction (and for roots the exponent's lowest bit) goes to the table."""
+    raw = b.bits(x, "u4")
+    fraction = b.and_(raw, b.const("u4", 0x7FFFFF))
+    exponent = b.sub(b.cast(b.and_(b.binary("shr", raw, b.const("u4", 23)), b.const("u4", 255)), "i8"), b.const("i8", 127))
+    if op == "rcp":
+        size = scale(b, interpolate(b, op, fraction, 16), b.sub(b.const("i8", -24), exponent))
+        return b.bits(b.or_(b.bits(size, "u4"), b.and_(raw, b.const("u4", 1 << 31))), "f4")
+    half = b.binary("shr", exponent, b.const("i8", 1))
+    odd = b.cast(b.and_(exponent, b.const("i8", 1)), "u4")
+    place = b.or_(fraction, b.binary("shl", odd, b.const("u4", 23)))
+    if op == "rsqrt":
+        half = b.sub(b.const("i8", -1), half)
+    return scale(b, interpolate(b, op, place, 17), b.sub(half, b.const("i8", 23)))
 
 
 def turn(b: Builder, op: str, x: Val) -> Val:

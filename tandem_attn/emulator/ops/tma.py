@@ -73,8 +73,8 @@ def check_destination(tensor: tensormap.TensorMap, offset: int) -> None:
 def check_coordinates(tensor: tensormap.TensorMap, at: list[int], writes: bool) -> None:
     """What an H200 answers with an illegal instruction.
 
-    The innermost coordinate must be a multiple of 16 bytes, and of a write no coordinate may be negative (CUDA programming guide, "Using TMA
-    to transfer multi-dimensional arrays").
+    The innermost coordinate must be a multiple of 16 bytes, and of a write no coordinate may be negative (CUDA programming guide, on
+    multi-dimensional copies by TMA).
     """
     if at[0] * tensor.size % 16:
         raise Fault("misaligned", f"the innermost coordinate {at[0]} of a tensor copy is no multiple of 16 bytes ({tensor.element})")
