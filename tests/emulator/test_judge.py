@@ -177,3 +177,19 @@ def test_reports_can_be_raised_and_chosen():
         result.raise_for_reports()
     assert launch(body, shared=64, checks="none").ok
     assert launch(store_lanes("%tid"), np.zeros(32, np.uint32)).raise_for_reports() is None
+
+
+def test_a_phase_that_passes_unseen():
+    """The consumer waits for phase 0; the producer completes phases 0 and 1 before it looks again."""
+    body = """
+    mov.b32 %r1, smem; setp.eq.u32 %p1, %tid, 0; setp.lt.u32 %p2, %tid, 32; @%p1 mbarrier.init.shared::cta.b64 [%r1], 1; bar.sync 0;
+    @%p2 bra PRODUCER;
+    W: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r1], 0; @!%p3 bra W;
+    bra DONE;
+    PRODUCER: nanosleep.u32 100; @%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];
+    {between} @%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];
+    DONE:
+    """
+    assert "mbarrier" in kinds(launch(body.format(between=""), threads=64, shared=64))
+    single = body.replace("{between} @%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];", "")
+    assert launch(single, threads=64, shared=64).ok

@@ -75,6 +75,7 @@ class Warp:
         self.mma_chain = 0  # numbers the accumulations of tcgen05.mma that this warp has begun
         self.max_registers = cta.launch.registers
         self.time_out = False  # the blocked try_wait returns false now
+        self.waits_in_phase: tuple[int, int, int, int] | None = None  # (CTA, offset, instruction, phase) of the blocked try_wait
         self.timed_out_at = -1  # the machine's progress when this warp's waits last timed out
         self.timed_out: set[int] = set()  # the instructions that did
         self.cluster_phase: int | None = None  # of its arrival at the cluster barrier, until it has waited
