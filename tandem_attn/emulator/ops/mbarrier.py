@@ -213,7 +213,8 @@ def _check_overrun(w: Warp, ins: Instruction, cta: CTA, offset: int, barrier: MB
     """Report a warp that waits by parity and is woken only when a further phase has completed: it may now wait for ever."""
     before, w.waits_in_phase = w.waits_in_phase, (cta.linear, offset, ins.index, barrier.phase)
     if parity and before is not None and before[:3] == w.waits_in_phase[:3] and barrier.phase >= before[3] + 2:
-        text = f"phases {before[3]} to {barrier.phase - 1} of the mbarrier at {offset:#x} completed while the warp waited for phase {before[3]}"
+        gone = f"phases {before[3]} to {barrier.phase - 1}"
+        text = f"{gone} of the mbarrier at {offset:#x} completed while the warp waited for phase {before[3]}"
         cta.machine.report(Fault("mbarrier", text), w, ins.index)
 
 
