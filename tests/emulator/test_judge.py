@@ -157,6 +157,15 @@ def test_accumulators_touched_before_wait_group():
     assert "%f1" in result.reports[0].message and "add.f32 %f6" in result.reports[0].ptx
 
 
+def test_registers_written_without_a_wgmma_fence():
+    """The write is arithmetic: copies are passed over, as compilers put them behind the fence."""
+    written = WGMMA.replace("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned; add.f32 %f1, %f1, %f2;")
+    result = launch(written.format(early=""), threads=128, shared=8192)
+    assert kinds(result) == ["register-in-flight"] and "%f1 written without a wgmma.fence" in result.reports[0].message
+    fenced = written.replace("add.f32 %f1, %f1, %f2;", "add.f32 %f1, %f1, %f2; wgmma.fence.sync.aligned;")
+    assert launch(fenced.format(early=""), threads=128, shared=8192).ok
+
+
 def test_an_unelected_reduction():
     body = """
     ld.param.u64 %rd1, [p0]; mov.b32 %r1, smem; mad.lo.u32 %r2, %tid, 4, %r1; mov.f32 %f1, 0f3F800000; st.shared.f32 [%r2], %f1;

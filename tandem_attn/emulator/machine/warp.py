@@ -71,7 +71,6 @@ class Warp:
         self.cp_async: list[Any] = []  # cp.async since the last cp.async.mbarrier.arrive
         self.wgmma_open: list[Any] = []  # issued, not committed
         self.wgmma_ready: list[Any] = []  # committed, waiting for the other warps of the warpgroup
-        self.wgmma_fenced = False
         self.mma_chain = 0  # numbers the accumulations of tcgen05.mma that this warp has begun
         self.max_registers = cta.launch.registers
         self.time_out = False  # the blocked try_wait returns false now
