@@ -12,6 +12,7 @@ from tandem_attn.emulator.codegen.segments import HOT, LlvmSegments, NumpySegmen
 from tandem_attn.emulator.errors import LaunchError
 from tandem_attn.emulator.events import Observer
 from tandem_attn.emulator.judge.checks import chosen
+from tandem_attn.emulator.judge.fences import unfenced
 from tandem_attn.emulator.launch.launch import Launch, over_capacity
 from tandem_attn.emulator.launch.prepare import prepare
 from tandem_attn.emulator.machine.async_ops import SCHEDULES
@@ -85,7 +86,10 @@ def run(
     statistics = machine.statistics
     statistics.parse_s, statistics.codegen_s, statistics.backend = parse_s, segments.codegen_s - made_before, segments.name
     statistics.run_s -= statistics.codegen_s
-    reports = [r for r in machine.reports if r.kind in wanted]
+    program = launch.program
+    if program.findings is None:
+        program.findings = unfenced(program)
+    reports = [r for r in (*machine.reports, *program.findings) if r.kind in wanted]
     return Result(reports, statistics, machine.finished, record)
 
 

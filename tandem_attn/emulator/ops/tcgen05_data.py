@@ -63,7 +63,7 @@ def alloc(ins: Instruction) -> Handler:
         if engine.observed:
             engine.emit(TmemAllocation(w.agent, engine.site(ins.index), w.cta.linear, first, count))
             engine.access(w, ins.index, Space.SHARED, target.linear, AccessKind.WRITE, Proxy.GENERIC, offset, 4, [lane])
-        target.shared.store(offset, np.array([[first]], np.uint32))
+        target.shared.store(offset, [np.array([first], np.uint32)])
         engine.progress += 1
         return None
 

@@ -99,9 +99,6 @@ def mma_async(ins: Instruction) -> Handler:
         if w.index % 4 == 0 and len(w.cta.warps) < w.index + 4:
             raise Fault("undefined", "wgmma.mma_async outside a complete warpgroup")
         work = Work(form, w, a(w, m) if a is not None else 0, b(w, m), bool(scale_d(w)[0]))
-        if not w.wgmma_fenced:
-            text = "wgmma.mma_async without a wgmma.fence behind the last write of its registers"
-            w.cta.machine.report(Fault("register-in-flight", text, fatal=False), w, ins.index)
         op = AsyncOp("wgmma", w, 0xFFFFFFFF, ins.index, [], order=("wgmma", w.cta.linear, w.index // 4), via="wgmma-group")
         op.stages = [_partner]
         work.op = op
@@ -118,7 +115,6 @@ def mma_async(ins: Instruction) -> Handler:
 @machine("wgmma.fence", section=SECTION + "wgmma.fence")
 def fence(ins: Instruction) -> Handler:
     def run(w: Warp, m: Array | None) -> None:
-        w.wgmma_fenced = True
         if w.cta.machine.observed:
             w.cta.machine.emit(Fence(w.agent, w.cta.machine.site(ins.index), "wgmma.fence", w.lane_bits(m)))
 
