@@ -80,11 +80,12 @@ def table(found: dict[str, dict[str, tuple[str, str]]]) -> str:
 
 
 def keep(folder: Path, record: dict, outputs: dict[str, np.ndarray], found: dict[str, dict[str, tuple[str, str]]]) -> None:
-    """h200.json as it is, and h200_0.npz with what the digests alone cannot settle."""
+    """h200.json as it is, and h200_0.npz with what the digests alone cannot settle: unequal outputs, and all that have a tolerance."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "h200.json").write_text(json.dumps(record, indent=1) + "\n")
-    unequal = [name for verdicts in found.values() for name, (verdict, _) in verdicts.items() if verdict != "equal" and name in outputs]
-    arrays: dict[str, Any] = {name.replace("/", "|"): outputs[name] for name in unequal}
+    loose = {case.name for family in found for case in cases(family) if case.tolerance}
+    names = [name for verdicts in found.values() for name, (verdict, _) in verdicts.items() if verdict != "equal" or name in loose]
+    arrays: dict[str, Any] = {name.replace("/", "|"): outputs[name] for name in names if name in outputs}
     np.savez_compressed(folder / "h200_0.npz", **arrays)
 
 

@@ -134,6 +134,12 @@ def exponential(b: Builder, x: Val, ftz: bool) -> Val:
     return b.select(small, b.mul(out, out), out)
 
 
+def narrow_exponential(b: Builder, x: Val, kind: str) -> Val:
+    """ex2 of f16 and bf16, which is cut to 16 bits afterwards; what f16 cannot hold is infinite."""
+    out = power_of_two(b, x)
+    return b.select(b.compare("ge", out, b.const("f4", 65536.0)), b.const("f4", float("inf")), out) if kind in ("f16", "f16x2") else out
+
+
 def logarithm(b: Builder, x: Val, ftz: bool) -> Val:
     if ftz:
         return unit(b, "lg2", x)

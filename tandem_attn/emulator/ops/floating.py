@@ -86,10 +86,11 @@ def elementwise(b: Builder, ins: Instruction, operands: tuple[Operand, ...], com
 
 def one(b: Builder, ins: Instruction, values: list[Val], kind: str, compute: Callable[..., Val]) -> Val:
     values = [widen(b, v, kind) for v in values]
+    mode = "rz" if ins.has("approx") else "rn"  # the multifunction unit cuts its 16-bit results
     if not ins.has("ftz"):
-        return narrow(b, finish(b, ins, compute(*values)), kind)
+        return narrow(b, finish(b, ins, compute(*values)), kind, mode)
     if kind != "f16":
-        return narrow(b, finish(b, ins, compute(*(b.flush(v) for v in values))), kind)
+        return narrow(b, finish(b, ins, compute(*(b.flush(v) for v in values))), kind, mode)
     return narrow(b, finish(b, ins, flush_half(b, compute(*(flush_half(b, v) for v in values)), result=True)), kind)
 
 
@@ -201,8 +202,10 @@ def transcendental(b: Builder, ins: Instruction) -> None:
     def compute(x: Val) -> Val:
         if ins.name in ("sin", "cos"):
             return approximate.circular(b, ins.name, x)
-        if ins.name == "tanh" or ins.mods[-1] != "f32":
-            return b.unary({"ex2": "exp2"}.get(ins.name, ins.name), x)
+        if ins.name == "tanh":
+            return b.unary("tanh", x)
+        if ins.mods[-1] != "f32":
+            return approximate.narrow_exponential(b, x, ins.mods[-1])
         return (approximate.exponential if ins.name == "ex2" else approximate.logarithm)(b, x, ins.has("ftz"))
 
     elementwise(b, ins, ins.operands[1:2], compute)
