@@ -159,5 +159,18 @@ def half_of_double(b: Builder, op: str, x: Val) -> Val:
     top = b.flush(b.bits(b.and_(b.bits(x, "u8"), upper), "f8"))
     root = b.unary("sqrt", top) if op == "rsqrt" else top
     exact = b.bits(b.flush(b.binary("div", b.const("f8", 1.0), root)), "u8")
-    near = b.and_(b.add(exact, b.const("u8", 1 << 31)), upper)
-    return b.select(b.is_nan(b.bits(exact, "f8")), b.raw("f8", 0x7FFFFFFF00000000), b.bits(near, "f8"))
+    return b.select(b.is_nan(b.bits(exact, "f8")), b.raw("f8", 0x7FFFFFFF00000000), b.bits(b.and_(exact, upper), "f8"))
+
+
+def double_root(b: Builder, x: Val) -> Val:
+    """rsqrt.approx.f64: one step of a third-order iteration from the unit's result; specials as IEEE arithmetic has them."""
+    one = b.const("f8", 1.0)
+    small = b.compare("lt", x, b.const("f8", 2.0**-1022))
+    normal = b.select(small, b.mul(x, b.const("f8", 2.0**54)), x)
+    start = half_of_double(b, "rsqrt", normal)
+    error = b.fma(normal, b.unary("neg", b.mul(start, start)), one)
+    weight = b.fma(error, b.const("f8", 0.375), b.const("f8", 0.5))
+    out = b.fma(weight, b.mul(start, error), start)
+    out = b.select(small, b.mul(out, b.const("f8", 2.0**27)), out)
+    is_regular = b.and_(b.compare("gt", x, b.const("f8", 0.0)), b.compare("lt", x, b.const("f8", float("inf"))))
+    return b.select(is_regular, out, b.binary("div", one, b.unary("sqrt", x)))
