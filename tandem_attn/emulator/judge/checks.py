@@ -12,7 +12,7 @@ ALWAYS = frozenset(
 )  # a run cannot go on, or its values mean nothing
 RACES = frozenset(("race", "missing-proxy-fence"))
 CHECKS = frozenset(KINDS)
-BY_NAME = frozenset(("tmem-load-use",))  # never part of "default" or "all"
+BY_NAME = frozenset(("tmem-load-use", "uninitialised-register"))  # never part of "default" or "all"
 
 
 def chosen(checks: str | Iterable[str]) -> frozenset[str]:

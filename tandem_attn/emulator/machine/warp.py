@@ -66,6 +66,7 @@ class Warp:
         self.local_views: dict[Any, Array] = {}
         self.agent = WarpAgent(cta.linear, cta.rank, index)
         self.groups: dict[str, Any] = {}  # open and committed groups of asynchronous operations, by kind
+        self.unwritten: set[tuple[str, int]] = set(cta.machine.exposed)  # registers to be reported when read, until written
         self.in_flight: dict[tuple[str, int], Any] = {}  # registers that an asynchronous operation reads or writes
         self.tmem_loads: list[Any] = []  # tcgen05.ld since the last wait::ld
         self.tmem_stores: list[Any] = []
