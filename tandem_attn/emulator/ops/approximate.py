@@ -72,6 +72,10 @@ def scale(b: Builder, significand: Val, exponent: Val) -> Val:
 
 
 def power_of_two(b: Builder, x: Val) -> Val:
+    return b.shorter("power_of_two", x, composed_power_of_two)
+
+
+def composed_power_of_two(b: Builder, x: Val) -> Val:
     """x in fixed point with 23 bits of fraction, cut, a negative one in ones' complement: its fraction goes to the table."""
     nan = b.is_nan(x)
     limited = b.clamp(b.select(nan, b.const("f4", 0.0), x), -500.0, 500.0)
