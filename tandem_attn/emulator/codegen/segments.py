@@ -1,0 +1,174 @@
+"""The executable form of a program: functions of segments, made when first needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tandem_attn.emulator.codegen import llvm_backend, native
+from tandem_attn.emulator.codegen.numpy_backend import compile_range
+from tandem_attn.emulator.ops.registry import Handler, lookup
+from tandem_attn.emulator.ptx.link import Links
+from tandem_attn.emulator.ptx.nodes import Reg
+from tandem_attn.emulator.ptx.operands import results, sources
+from tandem_attn.emulator.ptx.program import Program, Segment
+
+Key = tuple[str, int]
+Function = Callable[[Any, Any], None]
+HOT = 24  # executions after which a segment is worth compiling (compiling costs as much as about a hundred in NumPy)
+SMALL = 3  # pure instructions below which a native call gains nothing
+_MEMORY = ("ld", "ldu", "st")
+
+
+def _nothing(warp: Any, mask: Any) -> None:
+    """A segment that is one control or blocking instruction."""
+
+
+class NumpySegments:
+    """Runs segments as generated NumPy code."""
+
+    name = "numpy"
+
+    def __init__(self, program: Program, links: Links) -> None:
+        self.program, self.links = program, links
+        self.functions: tuple[dict[int, Function | None], dict[int, Function | None]] = ({}, {})
+        self.handlers: dict[int, Handler] = {}
+        self.codegen_s = 0.0
+        self.settled: list[Function | None] = [None] * len(program.segments)  # what to call when all lanes are active, once decided
+
+    def run(self, segment: Segment, warp: Any, mask: Any) -> None:
+        cache = self.functions[mask is not None]
+        try:
+            function = cache[segment.index]
+        except KeyError:
+            function = cache[segment.index] = self.timed(lambda: self.make(segment, mask is not None))
+        if function is not None:
+            function(warp, mask)
+        if mask is None:
+            self.settle(segment, function)
+
+    def settle(self, segment: Segment, function: Function | None) -> None:
+        """From now on the machine calls this function itself."""
+        self.settled[segment.index] = function or _nothing
+
+    def timed(self, make: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        try:
+            return make()
+        finally:
+            self.codegen_s += time.perf_counter() - began
+
+    def end_of(self, segment: Segment) -> int:
+        """Where the part ends that generated code executes: control and blocking instructions are the machine's business."""
+        return segment.end if segment.kind == "next" else segment.last
+
+    def make(self, segment: Segment, masked: bool) -> Function | None:
+        end = self.end_of(segment)
+        if end == segment.start:
+            return None
+        return self.range(segment.start, end, self.live_behind(segment), masked)
+
+    def live_behind(self, segment: Segment) -> set[Key]:
+        """Registers that are read behind the generated part."""
+        live = {(r.cls, r.slot) for r in segment.live_out}
+        if segment.kind != "next":
+            last = self.program.code[segment.last]
+            live |= {(r.cls, r.slot) for r in sources(last) + results(last)}
+        return live
+
+    def range(self, start: int, end: int, live: set[Key], masked: bool) -> Function:
+        return compile_range(self.program, start, end, live, masked, self.resolve, self.handler)
+
+    def resolve(self, name: str) -> Reg:
+        return self.links.registers[name]
+
+    def handler(self, index: int) -> Handler:
+        """The handler of a machine instruction, made once."""
+        found = self.handlers.get(index)
+        if found is None:
+            ins = self.program.code[index]
+            factory = lookup(ins).machine
+            assert factory is not None, ins.text
+            found = self.handlers[index] = factory(ins)
+        return found
+
+
+class LlvmSegments(NumpySegments):
+    """Runs hot segments as machine code where they are pure, everything else as NumPy code."""
+
+    name = "llvm"
+
+    def __init__(self, program: Program, links: Links, hot: int = HOT) -> None:
+        super().__init__(program, links)
+        self.hot = hot
+        self.compiler = native.Compiler(program.module.text)
+        self.counts: dict[int, int] = {}
+
+    def settle(self, segment: Segment, function: Function | None) -> None:
+        """Until it is hot a segment is counted; one without a pure run long enough stays in NumPy."""
+        if function is None or self.counts[segment.index] >= self.hot or not any(fast for fast, _, _ in self.pieces(segment)):
+            super().settle(segment, function)
+
+    def run(self, segment: Segment, warp: Any, mask: Any) -> None:
+        if mask is None:
+            count = self.counts[segment.index] = self.counts.get(segment.index, 0) + 1
+            if count == self.hot or (count == 1 and self.compiler.cached(f"s{segment.index}_0")):
+                made = self.timed(lambda: self.compiled(segment))
+                if made is not None:
+                    super().settle(segment, made)
+                    made(warp, None)
+                    return
+        super().run(segment, warp, mask)
+
+    def pieces(self, segment: Segment) -> list[tuple[bool, int, int]]:
+        """(native, start, end) of alternating runs of pure and of other instructions."""
+        found: list[tuple[bool, int, int]] = []
+        for i in range(segment.start, self.end_of(segment)):
+            ins = self.program.code[i]
+            pure = lookup(ins).pure is not None and ins.name not in _MEMORY
+            if found and found[-1][0] == pure:
+                found[-1] = (pure, found[-1][1], i + 1)
+            else:
+                found.append((pure, i, i + 1))
+        merged: list[tuple[bool, int, int]] = []
+        for pure, start, end in found:  # short pure runs stay with their neighbours in NumPy
+            fast = pure and end - start >= SMALL
+            if merged and not fast and not merged[-1][0]:
+                merged[-1] = (False, merged[-1][1], end)
+            else:
+                merged.append((fast, start, end))
+        return merged
+
+    def compiled(self, segment: Segment) -> Function | None:
+        pieces = self.pieces(segment)
+        if not any(fast for fast, _, _ in pieces):
+            return None
+        live = self.live_behind(segment)
+        steps: list[Function] = []
+        for number in range(len(pieces) - 1, -1, -1):
+            fast, start, end = pieces[number]
+            code = self.program.code[start:end]
+            if fast:
+                steps.append(self.native_step(f"s{segment.index}_{number}", start, end, set(live)))
+            else:
+                steps.append(self.range(start, end, set(live), False))
+            live |= {(r.cls, r.slot) for ins in code for r in sources(ins)}
+        steps.reverse()
+        if len(steps) == 1:
+            return steps[0]
+
+        def run(warp: Any, mask: Any) -> None:
+            for step in steps:
+                step(warp, mask)
+
+        return run
+
+    def native_step(self, name: str, start: int, end: int, live: set[Key]) -> Function:
+        function = self.compiler.function(name, lambda: llvm_backend.function_text(name, self.program.code[start:end], live, self.resolve))
+
+        def run(warp: Any, mask: Any) -> None:
+            del mask
+            function(warp.files)
+
+        return run

@@ -1,0 +1,159 @@
+"""TMA descriptors. PTX manual, "Tensors: Tensor Dimension, Size and Format; Tiled Mode; Swizzling Modes" and "tensormap.replace".
+
+The 128 bytes of a descriptor are opaque to a kernel, so they are laid out here as suits the emulator; `tensormap.replace` writes the same
+fields. Offsets: magic 0, address 8, rank 16, element type 17, interleave 18, swizzle 19, fill 20, atomicity 21, box 24 (5 x u32),
+dims 44 (5 x u32), element strides 64 (5 x u32), strides in bytes 88 (5 x u64, of dims 1 .. 4).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem_attn.emulator.errors import LaunchError
+from tandem_attn.emulator.launch.tensors import address, element_size, shape_strides
+from tandem_attn.emulator.memory.faults import Fault
+
+MAGIC = b"TMAP"
+SIZE = 128
+ADDRESS, RANK, ELEMENT, INTERLEAVE, SWIZZLE, FILL, ATOMICITY = 8, 16, 17, 18, 19, 20, 21
+BOX, DIMS, STEPS, STRIDES = 24, 44, 64, 88
+
+# Element types by number (PTX manual, "tensormap.replace", .elemtype; the driver API's enumeration differs from 8 to 10): name and bytes.
+ELEMENTS: tuple[tuple[str, int], ...] = (
+    ("u8", 1), ("u16", 2), ("u32", 4), ("s32", 4), ("u64", 8), ("s64", 8), ("f16", 2), ("f32", 4), ("f32", 4), ("f64", 8),
+    ("bf16", 2), ("tf32", 4), ("tf32", 4), ("b4x16", 1), ("b4x16p64", 1), ("b6p2x16", 1),
+)  # fmt: skip
+# CUtensorMapSwizzle -> bytes of the swizzle's span; 4 .. 6 are the 128-byte modes with other atoms.
+SWIZZLE_BYTES = {0: 0, 1: 32, 2: 64, 3: 128, 4: 128, 5: 128, 6: 128}
+_NAN_TYPES = frozenset(("f16", "f32", "bf16", "f64", "tf32"))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A decoded descriptor. `dims`, `box` and `steps` are innermost first; `strides` are bytes of dims 1 and up."""
+
+    address: int
+    element: str
+    size: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    swizzle: int
+    interleave: int
+    nan_fill: bool
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDescriptor:
+    """What a TMA descriptor is made from: a tensor, or a view of one, and the block that one copy moves (outermost dimension first).
+
+    swizzle is in bytes (0, 32, 64, 128); None lets the kernel's metadata decide. padding is "zero" or "nan".
+    """
+
+    base: Any
+    shape: Sequence[int]
+    strides: Sequence[int]
+    block_shape: Sequence[int]
+    padding: str = "zero"
+    swizzle: int | None = None
+
+    @classmethod
+    def of(cls, tensor: Any, block_shape: Sequence[int], **options: Any) -> TensorDescriptor:
+        """The descriptor of a whole tensor."""
+        shape, strides = shape_strides(tensor)
+        return cls(tensor, shape, strides, list(block_shape), **options)
+
+
+def encode(
+    base: int, element: int, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, nan_fill: bool = False
+) -> bytes:
+    """The 128 bytes. Shape, strides (bytes) and box are outermost first; `element` and `swizzle` are the manual's numbers.
+
+    Raises LaunchError for what the driver refuses: rank, alignment of address and strides, box over 256, inner box over the swizzle span.
+    """
+    rank = len(shape)
+    size = ELEMENTS[element][1]
+    checks = (
+        (1 <= rank <= 5, f"rank {rank} is not in 1 .. 5"),
+        (len(strides) == rank and len(box) == rank, "shape, strides and box differ in rank"),
+        (base % 16 == 0, f"address {base:#x} is not a multiple of 16"),
+        (all(1 <= n <= 256 for n in box), f"box {list(box)} has a dimension outside 1 .. 256"),
+        (all(n >= 1 for n in shape), f"shape {list(shape)} has an empty dimension"),
+        (all(s % 16 == 0 for s in strides[:-1]), f"strides {list(strides)} (bytes) are not multiples of 16"),
+        (strides[-1:] == [size] or tuple(strides[-1:]) == (size,), f"the innermost stride is {strides[-1]} bytes, not {size}"),
+        (not swizzle or box[-1] * size <= SWIZZLE_BYTES[swizzle], f"inner box of {box[-1] * size} bytes exceeds the swizzle span"),
+    )
+    for good, why in checks:
+        if not good:
+            raise LaunchError(f"tensor descriptor: {why}")
+    out = bytearray(SIZE)
+    out[:4] = MAGIC
+    struct.pack_into("<QBBBBB", out, ADDRESS, base, rank, element, 0, swizzle, int(nan_fill))
+    pad = [1] * (5 - rank)
+    struct.pack_into("<5I", out, BOX, *reversed(box), *pad)
+    struct.pack_into("<5I", out, DIMS, *reversed(shape), *pad)
+    struct.pack_into("<5I", out, STEPS, *[1] * 5)
+    struct.pack_into("<4Q", out, STRIDES, *list(reversed(strides))[1:], *[0] * (5 - rank))
+    return bytes(out)
+
+
+def decode(raw: bytes) -> TensorMap:
+    """Bytes -> descriptor. Raises Fault for bytes that are none."""
+    if raw[:4] != MAGIC:
+        raise Fault("undefined", "the address of a tensor map does not hold one")
+    (base, rank, element, interleave, swizzle, fill) = struct.unpack_from("<QBBBBB", raw, ADDRESS)
+    box, dims, steps = (struct.unpack_from("<5I", raw, at)[:rank] for at in (BOX, DIMS, STEPS))
+    strides = struct.unpack_from("<4Q", raw, STRIDES)[: rank - 1]
+    name, size = ELEMENTS[element]
+    return TensorMap(base, name, size, dims, strides, box, steps, swizzle, interleave, bool(fill) and name in _NAN_TYPES)
+
+
+# Element types by name, for descriptors made from tensors.
+_BY_DTYPE = {
+    "float16": 6,
+    "float32": 7,
+    "float64": 9,
+    "bfloat16": 10,
+    "uint8": 0,
+    "int8": 0,
+    "uint16": 1,
+    "int16": 1,
+    "uint32": 2,
+    "int32": 3,
+}
+_BY_DTYPE |= {"uint64": 4, "int64": 5, "float8_e4m3fn": 0, "float8_e5m2": 0, "bool": 0}
+
+
+def element_of(tensor: Any) -> int:
+    """The number of a tensor's element type."""
+    name = str(tensor.dtype).rsplit(".", 1)[-1]
+    if name not in _BY_DTYPE:
+        raise LaunchError(f"tensor descriptor: element type {tensor.dtype} is not supported")
+    return _BY_DTYPE[name]
+
+
+def from_descriptor(descriptor: Any, meta: dict[str, Any] | None = None) -> bytes:
+    """The bytes for a TensorDescriptor, ours or Triton's; `meta` is the compiled kernel's record of it (block, swizzle, element type)."""
+    tensor = descriptor.base
+    size = element_size(tensor)
+    shape, strides = [int(n) for n in descriptor.shape], [int(s) * size for s in descriptor.strides]
+    element = element_of(tensor)
+    box = [int(n) for n in descriptor.block_shape]
+    swizzle = {0: 0, 32: 1, 64: 2, 128: 3}[getattr(descriptor, "swizzle", None) or 0]
+    if meta is not None:
+        element, box, swizzle = int(meta["elem_type"]), [int(n) for n in meta["block_size"]], int(meta["swizzle"])
+        if meta.get("fp4_padded"):
+            shape[-1] *= 2
+            if ELEMENTS[element][0] == "b4x16p64":
+                size = 1
+        if ELEMENTS[element][1] != size:
+            raise LaunchError(f"tensor descriptor: elements of {size} bytes where the kernel was compiled for {ELEMENTS[element][0]}")
+    return encode(address(tensor), element, shape, strides, box, swizzle, getattr(descriptor, "padding", "zero") == "nan")

@@ -1,0 +1,308 @@
+"""How a warp moves: segments, branches and reconvergence, calls, exits, blocking instructions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tandem_attn.emulator.errors import ExecutionError
+from tandem_attn.emulator.machine.warp import Blocked, Frame, Warp
+from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.ops.in_flight import Watch
+from tandem_attn.emulator.ptx.nodes import Function, Group, Instruction, Operand, Reg, Symbol, Variable
+from tandem_attn.emulator.ptx.program import EXIT, Segment
+
+if TYPE_CHECKING:
+    from tandem_attn.emulator.machine.machine import Machine
+
+_ALL, _NONE = bytes([1]) * 32, bytes(32)
+LONG_RUN = 256  # backward jumps after which a warp lets others run
+
+
+class Control:
+    """Executes warps of one machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.program = machine.program
+        self.links = machine.launch.links
+        self.orders: dict[int, tuple[str, str]] = {}
+        self.watch = Watch(machine)
+
+    def ordering(self, index: int) -> tuple[str, str]:
+        """Memory semantics and scope of an instruction, from its modifiers."""
+        found = self.orders.get(index)
+        if found is None:
+            mods = self.program.code[index].mods
+            kinds = ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
+            semantics = next((m for m in mods if m in kinds), "weak")
+            if mods[0] in ("atom", "red") and semantics == "weak":
+                semantics = "relaxed"
+            scope = next((m for m in mods if m in ("cta", "cluster", "gpu", "sys")), "gpu" if semantics not in ("weak",) else "")
+            found = self.orders[index] = (semantics, scope)
+        return found
+
+    def run(self, warp: Warp) -> None:  # noqa: PLR0912 - the inner loop of the machine stays in one function
+        """Until the warp blocks, yields or ends."""
+        segments = self.program.segments
+        functions = self.machine.segments
+        settled = functions.settled
+        stack = warp.stack
+        jumps = 0
+        random_order = self.machine.schedule == "random"
+        path = self.machine.trace.warp(warp.agent).segments if self.machine.trace is not None else None
+        while True:
+            frame = stack[-1]
+            at = frame.segment
+            if at in (frame.stop, EXIT):
+                if self.pop(warp):
+                    return
+                continue
+            segment = segments[at]
+            if path is not None:
+                path.append(at)
+            if warp.in_flight or warp.unwritten:
+                self.watch.check(warp, segment)
+            function = settled[at] if frame.mask is None else None
+            if function is not None:
+                function(warp, None)
+            else:
+                functions.run(segment, warp, frame.mask)
+            warp.instructions += segment.end - segment.start
+            kind = segment.kind
+            if kind in ("next", "jump"):
+                frame.segment = segment.targets[0]
+            elif kind == "branch":
+                self.branch(warp, frame, segment)
+            elif kind == "block":
+                if self.block(warp, frame, segment):
+                    warp.instructions -= 1  # it is executed again when the warp is woken
+                    if path is not None:
+                        path.pop()
+                    return
+            else:
+                getattr(self, kind)(warp, frame, segment)
+            if warp.yielding:
+                warp.yielding = False
+                self.rotate(warp)
+                self.machine.yielded(warp)
+                return
+            if stack and stack[-1].segment <= at:
+                jumps += 1
+                if jumps >= LONG_RUN:
+                    self.rotate(warp)
+                    self.machine.yielded(warp)
+                    return
+            if random_order and self.machine.rng.random() < 0.1:
+                self.machine.ready.append(warp)
+                return
+
+    # ---- the stack
+    def pop(self, warp: Warp) -> bool:
+        """A path has reached its stop; True when the warp has ended."""
+        warp.stack.pop()
+        if not warp.stack:
+            self.machine.exited(warp)
+            return True
+        return False
+
+    def rotate(self, warp: Warp) -> bool:
+        """Of two divergent paths that both wait to reconverge, run the other one next, so that a spinning path cannot starve it."""
+        stack = warp.stack
+        if len(stack) > 1 and stack[-2].waits:
+            return False
+        if (
+            len(stack) > 2
+            and stack[-2].stop == stack[-1].stop
+            and not stack[-1].call
+            and not stack[-2].call
+            and stack[-2].segment != stack[-2].stop
+        ):
+            stack[-1], stack[-2] = stack[-2], stack[-1]
+            return True
+        return False
+
+    def lanes_of(self, frame: Frame) -> np.ndarray[Any, Any]:
+        return frame.mask if frame.mask is not None else np.ones(32, np.bool_)
+
+    def taken(self, warp: Warp, frame: Frame, ins: Instruction) -> np.ndarray[Any, Any]:
+        """The active lanes whose guard holds."""
+        if ins.predicate is None:
+            return self.lanes_of(frame)
+        guard = warp.P[ins.predicate.slot]
+        guard = ~guard if ins.negated else guard.copy()
+        return guard if frame.mask is None else guard & frame.mask
+
+    def branch(self, warp: Warp, frame: Frame, segment: Segment) -> None:
+        ins = self.program.code[segment.last]
+        there, behind = segment.targets
+        if frame.mask is None and ins.predicate is not None:
+            guard = warp.P[ins.predicate.slot].tobytes()
+            if guard in (_ALL, _NONE):  # the usual case: all lanes agree
+                frame.segment = there if (guard == _ALL) != ins.negated else behind
+                return
+        taken = self.taken(warp, frame, ins)
+        count = int(np.count_nonzero(taken))
+        if count == 0:
+            frame.segment = behind
+            return
+        if count == (32 if frame.mask is None else int(np.count_nonzero(frame.mask))):
+            frame.segment = there
+            return
+        rest = ~taken if frame.mask is None else frame.mask & ~taken
+        stop = segment.reconverge
+        frame.segment = stop
+        if behind != stop:
+            warp.stack.append(Frame(behind, stop, rest))
+        if there != stop:
+            warp.stack.append(Frame(there, stop, taken))
+
+    def table(self, warp: Warp, frame: Frame, segment: Segment) -> None:
+        """brx.idx: one target per index."""
+        ins = self.program.code[segment.last]
+        reg = ins.operands[0]
+        assert isinstance(reg, Reg)
+        index = warp.Ru[reg.slot] if frame.mask is None else warp.Ru[reg.slot][frame.mask]
+        if int(index.max()) >= len(segment.targets):
+            warp.current = segment.last
+            raise Fault("undefined", f"brx.idx with index {int(index.max())} of {len(segment.targets)} targets")
+        distinct = np.unique(index)
+        if len(distinct) == 1:
+            frame.segment = segment.targets[int(distinct[0])]
+            return
+        frame.segment = segment.reconverge
+        lanes = self.lanes_of(frame)
+        for value in distinct:
+            warp.stack.append(Frame(segment.targets[int(value)], segment.reconverge, lanes & (warp.Ru[reg.slot] == value)))
+
+    # ---- calls and ends
+    def call(self, warp: Warp, frame: Frame, segment: Segment) -> None:
+        ins = self.program.code[segment.last]
+        lanes = self.taken(warp, frame, ins)
+        frame.segment = segment.targets[0]
+        if not lanes.any():
+            return
+        mask = frame.mask if ins.predicate is None else lanes
+        groups = [o for o in ins.operands if isinstance(o, Group)]
+        callee = next(o for o in ins.operands if isinstance(o, Symbol))
+        first = isinstance(ins.operands[0], Group)
+        results: tuple[Operand, ...] = groups[0].items if first else ()
+        given: tuple[Operand, ...] = groups[-1].items if len(groups) > first else ()
+        caller = segment.function
+        warp.current = segment.last
+        if callee.name not in self.program.entries:
+            self.external(warp, mask, callee.name, [self.links.local_offsets[caller.name, o.name] for o in given if isinstance(o, Symbol)])
+            return
+        function = self.program.module.functions[callee.name]
+        mark = -2 - self.program.entries[callee.name]
+        if any(f.call and f.stop == mark for f in warp.stack):
+            raise ExecutionError(f"recursion into {callee.name} is not supported")
+        for operand, parameter in zip(given, function.params, strict=True):
+            self.copy_argument(warp, mask, (caller, operand), (function, self.place(function, parameter)), parameter.size)
+        bottom = Frame(self.program.entries[callee.name], mark, mask, call=True)
+        bottom.returns = [
+            ((function, self.place(function, r)), (caller, o), r.size) for r, o in zip(function.results, results, strict=True)
+        ]
+        warp.stack.append(bottom)
+
+    def place(self, function: Function, variable: Variable) -> Operand:
+        """A parameter or result as an operand inside its function."""
+        return function.registers.get(variable.name) or Symbol(variable.name)
+
+    def copy_argument(self, warp: Warp, mask: Any, source: tuple[Function, Operand], target: tuple[Function, Operand], size: int) -> None:
+        """Between registers, or between variables in the thread's local memory."""
+        a, b = source[1], target[1]
+        if isinstance(b, Reg):
+            warp.put(b, warp.get(a) if isinstance(a, Reg) else np.full(32, getattr(a, "value", 0), warp.get(b).dtype), mask)
+            return
+        if not isinstance(a, Symbol) or not isinstance(b, Symbol):
+            raise ExecutionError("a call that passes a register for a .param argument")
+        start, end = self.links.local_offsets[source[0].name, a.name], self.links.local_offsets[target[0].name, b.name]
+        lanes = np.arange(32) if mask is None else np.flatnonzero(mask)
+        warp.local[lanes, end : end + size] = warp.local[lanes, start : start + size]
+
+    def external(self, warp: Warp, mask: Any, name: str, offsets: list[int]) -> None:
+        """Functions of the runtime: __assertfail (CUDA programming guide, "Assertion") and vprintf."""
+        lane = 0 if mask is None else int(mask.argmax())
+        if name == "__assertfail":
+            message, file, line, function = (warp.local[lane, o : o + 8].copy() for o in offsets[:4])
+            texts = [self.text_at(int(v.view(np.uint64)[0])) for v in (message, file, function)]
+            raise Fault("assert", f"lane {lane}: {texts[0]} [{texts[1]}:{int(line.view(np.uint32)[0])}, {texts[2]}]")
+        if name != "vprintf":
+            raise ExecutionError(f"the function {name} has no body in this PTX")
+
+    def text_at(self, address: int) -> str:
+        if not address:
+            return ""
+        found = self.machine.memory.find(address, 1)
+        data = found.data[address - found.base :].tobytes()
+        return data.split(b"\0", 1)[0].decode(errors="replace")
+
+    def leave(self, warp: Warp, frame: Frame, segment: Segment, bottom: int) -> None:
+        """Take lanes out of every frame from `bottom` up: they have returned or exited."""
+        ins = self.program.code[segment.last]
+        gone = self.taken(warp, frame, ins)
+        if not gone.any():
+            frame.segment = segment.targets[0]
+            return
+        kept = []
+        for entry in warp.stack[bottom:]:
+            left = self.lanes_of(entry) & ~gone
+            if left.any():
+                entry.mask = left
+                if entry is frame:
+                    entry.segment = segment.targets[0]
+                kept.append(entry)
+        warp.stack[bottom:] = kept
+
+    def exit(self, warp: Warp, frame: Frame, segment: Segment) -> None:
+        gone = self.taken(warp, frame, self.program.code[segment.last])
+        alive = np.ones(32, np.bool_) if warp.alive is None else warp.alive
+        warp.alive = alive & ~gone
+        self.leave(warp, frame, segment, 0)
+        if not warp.stack:
+            warp.alive = gone  # the last lanes: what the barriers must count out
+            warp.stack.append(Frame(EXIT, EXIT, None))
+
+    def ret(self, warp: Warp, frame: Frame, segment: Segment) -> None:
+        bottom = next((i for i in range(len(warp.stack) - 1, -1, -1) if warp.stack[i].call), None)
+        if bottom is None:
+            self.exit(warp, frame, segment)
+            return
+        ins = self.program.code[segment.last]
+        gone = self.taken(warp, frame, ins)
+        for source, target, size in warp.stack[bottom].returns:
+            self.copy_argument(warp, gone, source, target, size)
+        self.leave(warp, frame, segment, bottom)
+
+    def trap(self, warp: Warp, frame: Frame, segment: Segment) -> None:
+        if not self.taken(warp, frame, self.program.code[segment.last]).any():
+            frame.segment = segment.targets[0]
+            return
+        warp.current = segment.last
+        raise Fault("trap", "the kernel executes a trap (compilers leave one where a kernel exceeds a capacity)")
+
+    # ---- blocking instructions
+    def block(self, warp: Warp, frame: Frame, segment: Segment) -> bool:
+        """Execute the instruction; True when the warp must wait (it is then entered in what it waits for)."""
+        ins = self.program.code[segment.last]
+        mask = frame.mask
+        if ins.predicate is not None:
+            mask = self.taken(warp, frame, ins)
+            if not mask.any():
+                frame.segment = segment.targets[0]
+                return False
+            if mask.all():
+                mask = None
+        warp.current = segment.last
+        why = self.machine.segments.handler(segment.last)(warp, mask)
+        if why is None:
+            frame.segment = segment.targets[0]
+            return False
+        assert isinstance(why, Blocked)
+        frame.waits = True
+        if self.rotate(warp):  # the other side of a divergent branch goes on
+            return False
+        self.machine.blocked(warp, why)
+        return True

@@ -1,0 +1,282 @@
+"""Runs a launch: picks warps, moves them from segment to segment, completes asynchronous work, finds deadlocks."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from tandem_attn.emulator.errors import ExecutionError
+from tandem_attn.emulator.events import Access, AccessKind, ClusterStart, Event, Observer, Proxy, Site, Space, WarpExit
+from tandem_attn.emulator.judge.checks import CHECKS
+from tandem_attn.emulator.judge.deadlock import explain
+from tandem_attn.emulator.launch.launch import Launch
+from tandem_attn.emulator.machine.async_ops import AsyncEngine, AsyncOp
+from tandem_attn.emulator.machine.control import Control
+from tandem_attn.emulator.machine.cta import CTA, Cluster
+from tandem_attn.emulator.machine.warp import Blocked, Warp
+from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.memory.registers import RegisterFile
+from tandem_attn.emulator.ptx.operands import CARRY
+from tandem_attn.emulator.report import Report, Statistics
+from tandem_attn.emulator.trace import Trace
+
+IDLE_ROUNDS = 2000  # rounds in which every warp that can run only spins, after which the run counts as stuck
+MAX_REPORTS = 200
+
+
+class StopError(Exception):
+    """The run cannot go on."""
+
+
+class Machine:
+    """One run of one launch."""
+
+    def __init__(
+        self, launch: Launch, segments: Any, *, schedule: str = "at-issue", seed: int = 0, resident_ctas: int = 148,
+        observers: Iterable[Observer] = (), wanted: frozenset[str] = CHECKS, tick: Callable[[Machine], None] | None = None,
+        trace: Trace | None = None,
+    ) -> None:  # fmt: skip
+        self.launch, self.segments = launch, segments
+        self.program, self.memory = launch.program, launch.memory
+        self.rng = random.Random(seed)
+        self.schedule = schedule
+        self.observers = list(observers)
+        self.observed = bool(self.observers)
+        self.engine = AsyncEngine(self, schedule, self.rng)
+        self.check_uninitialised = "uninitialised" in wanted
+        asked = "uninitialised-register" in wanted
+        self.exposed = frozenset((r.cls, r.slot) for r in launch.program.exposed if r is not CARRY) if asked else frozenset()
+        self.check_load_use = "tmem-load-use" in wanted
+        self.reports: list[Report] = []
+        self.seen: set[tuple[Any, ...]] = set()
+        self.statistics = Statistics()
+        self.progress = 0
+        self.acting: AsyncOp | None = None
+        self.resident_limit = max(1, resident_ctas)
+        self.waiting_clusters = deque(enumerate(launch.clusters))
+        self.resident: list[Cluster] = []
+        self.cancelled = 0  # clusters that cluster launch control has taken over
+        self.ready: deque[Warp] = deque()
+        self.idle: list[Warp] = []  # spinning: ran, yielded, and nothing has changed since
+        self.sites: dict[int, Site] = {}
+        self.tensormaps: dict[bytes, Any] = {}  # decoded descriptors by content
+        self.control = Control(self)
+        self.tick = tick
+        self.trace = trace
+        self.tick_at = 0.0
+        self.finished = True
+        self.spare_files: list[RegisterFile] = []  # of warps that have ended
+
+    # ---- reports and events
+    def site(self, index: int) -> Site:
+        found = self.sites.get(index)
+        if found is None:
+            ins = self.program.code[index]
+            found = self.sites[index] = Site(index, ins.line, ins.text, ins.source)
+        return found
+
+    def report(self, fault: Fault, warp: Warp | None, index: int, **details: Any) -> None:
+        """Turn a fault into a report, once per kind, instruction and CTA-independent cause."""
+        key = (fault.kind, index, fault.message if index < 0 else warp.index if warp else None)
+        if key in self.seen or len(self.reports) >= MAX_REPORTS:
+            return
+        self.seen.add(key)
+        site = self.site(index) if index >= 0 else None
+        self.reports.append(
+            Report(
+                fault.kind, fault.message, warp.cta.where if warp else None, warp.index if warp else None,
+                ptx_line=site.ptx_line if site else None, ptx=site.text if site else "", source=site.source if site else None,
+                details=details,
+            )
+        )  # fmt: skip
+
+    def emit(self, event: Event) -> None:
+        for observer in self.observers:
+            for report in observer.event(event) or ():
+                self.add_report(report)
+
+    def add_report(self, report: Report) -> None:
+        key = (report.kind, report.ptx_line, report.message)
+        if key not in self.seen and len(self.reports) < MAX_REPORTS:
+            self.seen.add(key)
+            self.reports.append(report)
+
+    def access(
+        self, warp: Warp, index: int, space: Space, cta: int, kind: AccessKind, proxy: Proxy, starts: Any, size: int, lanes: Any = None,
+        semantics: str = "", scope: str = "",
+    ) -> None:  # fmt: skip
+        """Tell the observers of a memory access by a warp, or by the asynchronous operation that is acting."""
+        op = self.acting
+        agent = op.agent if op is not None and op.agent is not None else warp.agent
+        site = self.site(op.index if op is not None else index)
+        if not semantics:
+            semantics, scope = self.control.ordering(index) if op is None else ("weak", "")
+        starts = np.asarray(starts, np.int64).reshape(-1)
+        ids = np.full(len(starts), -1, np.int64) if lanes is None or op is not None else np.asarray(lanes, np.int64)
+        self.emit(Access(agent, site, space, cta, kind, proxy, starts, size, ids, semantics, scope))
+
+    # ---- scheduling
+    def wake(self, warp: Warp) -> None:
+        """What a warp waited for has happened."""
+        if warp.blocked is not None:
+            warp.blocked = None
+            for frame in warp.stack:
+                frame.waits = False
+            self.ready.append(warp)
+            self.progress += 1
+
+    def start_cluster(self) -> bool:
+        """Make the next cluster resident when it fits; False when there is none or no room."""
+        if not self.waiting_clusters:
+            return False
+        if sum(len(c.ctas) for c in self.resident) + len(self.waiting_clusters[0][1]) > self.resident_limit and self.resident:
+            return False
+        index, coordinates = self.waiting_clusters.popleft()
+        cluster = Cluster(self, index, coordinates)
+        self.resident.append(cluster)
+        self.statistics.ctas += len(cluster.ctas)
+        warps = [warp for cta in cluster.ctas for warp in cta.warps]
+        self.statistics.warps += len(warps)
+        if self.observed:
+            self.emit(ClusterStart(index, tuple(c.linear for c in cluster.ctas), len(cluster.ctas[0].warps)))
+        self.ready.extend(warps)
+        self.progress += 1
+        return True
+
+    def run(self) -> None:
+        """Run every CTA to its end, or to a fault that ends the run."""
+        began = time.perf_counter()
+        collecting = gc.isenabled()
+        gc.disable()  # operations are freed by their reference counts; searching for cycles costs a fifth of a run
+        try:
+            with np.errstate(all="ignore"):
+                self.loop()
+        except StopError:
+            self.finished = False
+        finally:
+            if collecting:
+                gc.enable()
+        for observer in self.observers:
+            for report in observer.finish() or ():
+                self.add_report(report)
+        self.statistics.run_s += time.perf_counter() - began
+
+    def loop(self) -> None:
+        stuck_rounds = 0
+        random_order = self.schedule == "random"
+        if random_order:
+            for _ in range(self.rng.randint(1, 3)):
+                self.start_cluster()
+        while True:
+            if self.ready:
+                if random_order:
+                    self.ready.rotate(self.rng.randrange(len(self.ready)))
+                    self.engine.maybe_complete()
+                self.step(self.ready.popleft())
+                if self.tick is not None and time.perf_counter() > self.tick_at:
+                    self.tick(self)
+                continue
+            if self.spinners_may_see_news():
+                stuck_rounds = 0
+                continue
+            if self.engine.complete_one() or self.start_cluster():
+                continue
+            if self.idle and stuck_rounds < IDLE_ROUNDS:
+                stuck_rounds += 1
+                self.ready.extend(self.idle)
+                self.idle.clear()
+                self.stamp = self.progress
+                continue
+            if self.time_out_waits():
+                continue
+            if not self.resident and not self.waiting_clusters:
+                return
+            if all(cluster.done for cluster in self.resident) and not self.waiting_clusters:
+                return
+            self.reports.append(explain(self))
+            raise StopError
+
+    stamp = -1
+
+    def spinners_may_see_news(self) -> bool:
+        """Let spinning warps look again when something has happened since they last did."""
+        if not self.idle or self.progress == self.stamp:
+            return False
+        self.stamp = self.progress
+        self.ready.extend(self.idle)
+        self.idle.clear()
+        return True
+
+    def time_out_waits(self) -> bool:
+        """When nothing else can run, each blocked try_wait returns false once (the manual allows a time limit)."""
+        woken = False
+        for cluster in self.resident:
+            for cta in cluster.ctas:
+                for warp in cta.warps:
+                    waiting = warp.blocked
+                    if waiting is None or not waiting.detail.get("may_time_out"):
+                        continue
+                    if warp.timed_out_at != self.progress:
+                        warp.timed_out_at = self.progress
+                        warp.timed_out.clear()
+                    if warp.current not in warp.timed_out:
+                        warp.timed_out.add(warp.current)
+                        warp.time_out = True
+                        waiting.detail["barrier"].waiters.remove(warp)
+                        warp.blocked = None
+                        for frame in warp.stack:
+                            frame.waits = False
+                        self.ready.append(warp)
+                        woken = True
+        return woken
+
+    def step(self, warp: Warp) -> None:
+        """Run a warp until it blocks, yields or ends; faults become reports."""
+        try:
+            self.control.run(warp)
+        except Fault as fault:
+            self.report(fault, warp, warp.current)
+            raise StopError from None
+        except ExecutionError as error:
+            self.report(Fault("undefined", str(error)), warp, warp.current)
+            raise StopError from None
+
+    def yielded(self, warp: Warp) -> None:
+        """The warp gives way: it spins, or has run for long."""
+        self.idle.append(warp)
+
+    def blocked(self, warp: Warp, why: Blocked) -> None:
+        warp.blocked = why
+
+    def exited(self, warp: Warp) -> None:
+        """A warp has ended: tell barriers, and free the CTA's place when it was the last."""
+        warp.done = True
+        self.statistics.instructions += warp.instructions
+        self.progress += 1
+        cta = warp.cta
+        if self.observed:
+            self.emit(WarpExit(warp.agent))
+        waiting, cta.register_waiters = cta.register_waiters, []
+        for other in waiting:
+            self.wake(other)
+        cluster = cta.cluster
+        if cluster.barrier.leave(32 if warp.alive is None else int(warp.alive.sum())):
+            for waiting in cluster.barrier.waiting:
+                self.wake(waiting)
+            cluster.barrier.waiting.clear()
+        if cta.done:
+            self.end_cta(cta, warp)
+            if cluster.done:
+                self.resident.remove(cluster)
+                self.spare_files += [w.file for each in cluster.ctas for w in each.warps]
+
+    def end_cta(self, cta: CTA, warp: Warp) -> None:
+        if cta.has_tmem and cta.tmem.sizes:
+            held = ", ".join(f"{n} columns at {first}" for first, n in cta.tmem.sizes.items())
+            self.report(Fault("tmem-allocation", f"the CTA ends with TMEM allocated: {held}"), warp, -1)

@@ -1,0 +1,317 @@
+"""tcgen05.mma. PTX manual, "Tensor Core 5th Generation Instructions: tcgen05.mma", "Instruction descriptor", "Data path layouts"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from tandem_attn.emulator.errors import UnsupportedInstruction
+from tandem_attn.emulator.events import AccessKind, Proxy, Space
+from tandem_attn.emulator.machine.async_ops import AsyncOp
+from tandem_attn.emulator.machine.cta import CTA
+from tandem_attn.emulator.machine.warp import Warp
+from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, gather, layout, tcgen05_descriptor, to_float
+from tandem_attn.emulator.ops.access import Array, items, lane_list, scalar
+from tandem_attn.emulator.ops.registry import Handler, machine
+from tandem_attn.emulator.ops.wgmma import KEPT_TILES, check_read
+from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Memory, Operand, Vector
+
+_A_FORMATS = {
+    "f16": {0: "f16", 1: "bf16"},
+    "tf32": {2: "tf32"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"},
+    "i8": {0: "u8", 1: "s8"},
+}
+_K_BYTES = 32  # of every kind: 16 halves, 8 tf32, 32 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoded instruction descriptor."""
+
+    m: int
+    n: int
+    d_kind: str
+    a_kind: str
+    b_kind: str
+    negate: bool
+    mn_a: bool
+    mn_b: bool
+    saturate: bool
+
+
+@lru_cache(maxsize=256)
+def decode_idesc(raw: int, kind: str, group: int, ws: bool) -> Shape:
+    """The 32-bit instruction descriptor. Raises Fault for what the manual does not allow."""
+    m, n = (raw >> 24 & 31) << 4, (raw >> 17 & 63) << 3
+    formats = _A_FORMATS[kind]
+    a, b, d = raw >> 7 & 7, raw >> 10 & 7, raw >> 4 & 3
+    if a not in formats or b not in formats:
+        raise Fault("undefined", f"instruction descriptor {raw:#x}: operand formats {a}, {b} for kind::{kind}")
+    if raw & 7:
+        raise Fault("undefined", f"instruction descriptor {raw:#x}: sparsity bits are set")
+    allowed = {1: (32, 64, 128) if ws else (64, 128), 2: (128, 256)}[group]
+    step = 16 if m // group == 128 or group == 2 else 8
+    step = 16 if kind == "i8" else step
+    good = n in (64, 128, 256) if ws else step <= n <= 256 and n % step == 0
+    if m not in allowed or not good:
+        raise Fault("undefined", f"instruction descriptor {raw:#x}: M {m}, N {n} with cta_group::{group}")
+    d_kind = {0: "f16", 1: "f32", 2: "s32"}[d]
+    return Shape(
+        m,
+        n,
+        d_kind,
+        formats[a],
+        formats[b],
+        bool((raw >> 13 ^ raw >> 14) & 1),
+        bool(raw >> 15 & 1),
+        bool(raw >> 16 & 1),
+        bool(raw >> 3 & 1),
+    )
+
+
+@dataclass(slots=True)
+class Mma:
+    """One instruction, ready to execute."""
+
+    shape: Shape
+    group: int
+    ws: bool
+    d: int
+    a: int
+    a_tmem: bool
+    b: int
+    accumulate: bool
+    scale: int
+    disabled: int
+
+
+@machine("tcgen05.mma", section="Tensor Core 5th Generation Instructions: tcgen05.mma")
+def mma(ins: Instruction) -> Handler:
+    kind = next(m.split("::")[1] for m in ins.mods if m.startswith("kind::"))
+    ws = "ws" in ins.mods
+    if kind not in _A_FORMATS or any(m in ins.mods for m in ("sp", "block_scale", "ashift")):
+        raise UnsupportedInstruction("this form of tcgen05.mma is not executed", ins.line, ins.text)
+    group = 2 if ins.has("cta_group::2") else 1
+    d, a, b, idesc = ins.operands[:4]
+    assert isinstance(d, Memory)
+    a_tmem = isinstance(a, Memory)
+    read_d, read_i = scalar(d.base), scalar(idesc)
+    read_a = scalar(a.base) if isinstance(a, Memory) else scalar(a)
+    a_offset = a.offset if isinstance(a, Memory) else 0
+    read_b = scalar(b)
+    masks, enable, scale = _tail(ins, ins.operands[4:], ws)
+    read_masks = [scalar(o) for o in masks]
+    read_enable = scalar(enable)
+
+    def run(w: Warp, m: Array | None) -> None:
+        w.current = ins.index
+        lanes = lane_list(m)
+        if len(lanes) != 1:
+            text = f"{len(lanes)} lanes issue tcgen05.mma; one thread should"
+            w.cta.machine.report(Fault("unelected", text), w, ins.index)
+        for lane in lanes:
+            shape = decode_idesc(read_i(w, lane), kind, group, ws)
+            disabled = sum(r(w, lane) << 32 * i for i, r in enumerate(read_masks))
+            work = Mma(
+                shape, group, ws, read_d(w, lane) + d.offset, read_a(w, lane) + a_offset, a_tmem, read_b(w, lane),
+                bool(read_enable(w, lane)), scale, disabled,
+            )  # fmt: skip
+            submit(w, ins, lane, work)
+
+    return run
+
+
+def submit(w: Warp, ins: Instruction, lane: int, work: Mma) -> None:
+    """Start it. Steps along K on one accumulator are carried out together, but for a judge that wants to see each."""
+    op = AsyncOp("tcgen05.mma", w, 1 << lane, ins.index, [lambda: execute(w, [work])], order=order_key(w), via="tcgen05-order")
+    engine = w.cta.machine
+    if not engine.observed and not work.scale:
+        if not work.accumulate:
+            w.mma_chain += 1
+        op.batch = (w, w.mma_chain, work.shape, work.group, work.ws, work.d, work.a_tmem, work.disabled)
+        op.together = lambda ops: execute(w, [each.work for each in ops])
+        op.work = work
+    engine.engine.submit(op)
+
+
+def _tail(ins: Instruction, rest: tuple[Operand, ...], ws: bool) -> tuple[tuple[Operand, ...], Operand, int]:
+    """Disable-lane masks, enable-input-d, scale-input-d."""
+    masks: tuple[Operand, ...] = ()
+    if rest and isinstance(rest[0], Vector):
+        masks, rest = items(rest[0]), rest[1:]
+    if not rest:
+        raise UnsupportedInstruction("tcgen05.mma without enable-input-d", ins.line, ins.text)
+    enable, rest = rest[0], rest[1:]
+    scale = 0
+    if rest and not ws:
+        if not isinstance(rest[0], Imm):
+            raise UnsupportedInstruction("scale-input-d that is no constant", ins.line, ins.text)
+        scale = rest[0].value
+    elif rest:
+        raise UnsupportedInstruction("a zero-column mask is not executed", ins.line, ins.text)
+    return masks, enable, scale
+
+
+def order_key(w: Warp) -> tuple[str, int]:
+    """Asynchronous tcgen05 operations of a CTA pair take effect in issue order (PTX manual, "pipelined tcgen05 instructions")."""
+    return "tcgen05", w.cta.linear - (w.cta.rank & 1)
+
+
+def pair(w: Warp, group: int) -> list[CTA]:
+    """The CTAs that take part: the issuer, or the even and odd CTA of its pair."""
+    if group == 1:
+        return [w.cta]
+    even = w.cta.rank & ~1
+    return [w.cta.peer(even), w.cta.peer(even + 1)]
+
+
+def shared_operand(w: Warp, cta: CTA, raws: tuple[int, ...], rows: int, kind: str, mn: bool) -> Array:
+    """The tiles of consecutive steps along K as f4, kept until shared memory changes."""
+    engine = cta.machine
+    key = (raws, rows, kind, mn)
+    kept = cta.tiles.get(key)
+    if kept is not None and kept[0] == cta.shared.version and not engine.observed:
+        found: Array = kept[1]
+        return found
+    element = ELEMENT_BYTES[kind]
+    where = layout(tuple(tcgen05_descriptor(raw) for raw in raws), rows, _K_BYTES, element, mn)
+    check_read(w, cta, where, "tcgen05.mma")
+    words = gather(cta.shared.data, where, rows, element, mn)
+    if engine.observed:
+        engine.access(w, w.current, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, where.index * 16, 16)
+    if kind in ("e2m1", "e2m3", "e3m2"):
+        if mn:
+            raise Fault("undefined", "packed 4- and 6-bit operands must be K-major")
+        words = unpack(words, 4 if kind == "e2m1" else 6)
+    if len(cta.tiles) > KEPT_TILES:
+        cta.tiles.clear()
+    value = to_float(words, kind)
+    cta.tiles[key] = (cta.shared.version, value)
+    return value
+
+
+def unpack(raw: Array, bits: int) -> Array:
+    """16-byte chunks of 16 packed elements (behind which padding lies) -> one byte each."""
+    chunks = np.ascontiguousarray(raw).reshape(-1, 16)[:, : 2 * bits]
+    stream = np.unpackbits(chunks, axis=1, bitorder="little").reshape(-1, 16, bits)
+    return np.packbits(stream, axis=2, bitorder="little").reshape(raw.shape)
+
+
+def tmem_operand(w: Warp, cta: CTA, addresses: list[int], rows: int, kind: str) -> Array:
+    """A in TMEM, 8 columns for each step; row i in lane i, or for 64 rows 16 lanes of each warp."""
+    columns = [address & 0xFFFF for address in addresses]
+    if columns == list(range(columns[0], columns[0] + 8 * len(columns), 8)):
+        return to_float(_tmem_columns(w, cta, columns[0], 8 * len(columns), rows).view(f"u{ELEMENT_BYTES[kind]}"), kind)
+    return joined([to_float(_tmem_columns(w, cta, c, 8, rows).view(f"u{ELEMENT_BYTES[kind]}"), kind) for c in columns])
+
+
+def _tmem_columns(w: Warp, cta: CTA, first: int, count: int, rows: int) -> Array:
+    memory = cta.tmem
+    memory.require_allocated(first, count)
+    lanes: Any = slice(None) if rows == 128 else row_lanes(rows)
+    observe(w, cta, first, count, AccessKind.READ, rows)
+    if memory.track and not memory.written[first : first + count, lanes].all():
+        report(
+            w, Fault("uninitialised", f"tcgen05.mma reads A from TMEM columns {first} .. {first + count - 1}, which were not all written")
+        )
+    return np.ascontiguousarray(memory.data[first : first + count, lanes].T)
+
+
+def report(w: Warp, fault: Fault) -> None:
+    op = w.cta.machine.acting
+    w.cta.machine.report(fault, w, op.index if op is not None else w.current)
+
+
+@lru_cache(maxsize=8)
+def row_lanes(rows: int) -> Array:
+    """Lane of each row: layouts A and D, and for 64 rows layout F (rows 16 w .. 16 w + 15 in the first lanes of warp w)."""
+    return np.arange(rows) if rows == 128 else np.arange(rows) // 16 * 32 + np.arange(rows) % 16
+
+
+def observe(w: Warp, cta: CTA, column: int, columns: int, kind: AccessKind, rows: int = 128) -> None:
+    engine = cta.machine
+    if engine.observed:
+        first = np.arange(column, column + columns, dtype=np.int64)[:, None] * 128
+        starts = first + (np.arange(0, 128, 32)[None, :] if rows == 64 else np.zeros((1, 1), np.int64))
+        engine.access(w, w.current, Space.TMEM, cta.linear, kind, Proxy.TENSOR, starts * 4, 64 if rows == 64 else 512)
+
+
+def execute(w: Warp, works: list[Mma]) -> None:
+    """D = A B (+ D * 2^-scale) in the TMEM of the CTAs of the group, for consecutive steps along K."""
+    work = works[0]
+    shape, ctas = work.shape, pair(w, work.group)
+    rows = shape.m // work.group
+    if work.a_tmem and work.group == 2 and rows == 64:
+        raise Fault("undefined", "A in TMEM with M = 128 and cta_group::2 is not modelled")
+
+    b_steps, a_steps = tuple(step.b for step in works), tuple(step.a for step in works)
+    pieces = [shared_operand(w, cta, b_steps, shape.n // work.group, shape.b_kind, shape.mn_b) for cta in ctas]
+    b = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+    for i, cta in enumerate(ctas):
+        if work.a_tmem:
+            a = tmem_operand(w, cta, list(a_steps), rows, shape.a_kind)
+        else:
+            a = shared_operand(w, cta, a_steps, rows, shape.a_kind, shape.mn_a)
+        product = b @ a.T  # transposed, as TMEM is kept: (N, rows)
+        if shape.negate:
+            product = -product
+        w.cta.machine.statistics.mma_flops += 2 * rows * shape.n * a.shape[1]
+        write(w, cta, work, product, rows, work.disabled >> 128 * i & ((1 << 128) - 1))
+
+
+def joined(tiles: list[Array]) -> Array:
+    """Tiles side by side along K."""
+    return np.concatenate(tiles, axis=1) if len(tiles) > 1 else tiles[0]
+
+
+def write(w: Warp, cta: CTA, work: Mma, product: Array, rows: int, disabled: int) -> None:
+    """Place (N, rows) by the data path layout: A, D one row per lane; B, E, G columns folded over the lanes; F 16 rows per warp."""
+    shape = work.shape
+    folded = work.ws or (work.group == 2 and rows == 64)
+    fold = 128 // rows if folded else 1
+    columns = shape.n // fold
+    first = work.d & 0xFFFF
+    memory = cta.tmem
+    memory.require_allocated(first, columns)
+    if work.d >> 16:
+        raise Fault("undefined", f"the lane of the accumulator address is {work.d >> 16}, not 0")
+    if fold > 1:
+        product = np.concatenate([product[p * columns : (p + 1) * columns] for p in range(fold)], axis=1)
+    lanes: Any = slice(None) if rows == 128 or folded else row_lanes(rows)
+    if disabled:
+        on = np.array([not disabled >> i & 1 for i in range(128)])
+        chosen = np.arange(128)[lanes]
+        product, lanes = product[:, on[chosen]], chosen[on[chosen]]
+    if work.accumulate and memory.track and not memory.written[first : first + columns, lanes].all():
+        report(
+            w,
+            Fault("uninitialised", f"tcgen05.mma accumulates on TMEM columns {first} .. {first + columns - 1}, which were not all written"),
+        )
+    if work.accumulate:
+        observe(w, cta, first, columns, AccessKind.READ, rows if not folded else 128)
+    observe(w, cta, first, columns, AccessKind.WRITE, rows if not folded else 128)
+    cells = memory.data[first : first + columns]
+    cells[:, lanes] = accumulate(work, cells[:, lanes], product)
+    memory.written[first : first + columns, lanes] = True
+
+
+def accumulate(work: Mma, old: Array, new: Array) -> Array:
+    """New cells from the old ones and the product, as bits."""
+    kind = work.shape.d_kind
+    if kind == "f32":
+        if not work.accumulate:
+            return np.ascontiguousarray(new).view(np.uint32)
+        base = np.ascontiguousarray(old).view(np.float32)
+        return (new + (base * np.float32(2.0**-work.scale) if work.scale else base)).view(np.uint32)
+    if kind == "s32":
+        total = new.astype(np.int64) + (np.ascontiguousarray(old).view(np.int32) if work.accumulate else 0)
+        return (np.clip(total, -(2**31), 2**31 - 1) if work.shape.saturate else total).astype(np.int32).view(np.uint32)
+    if work.accumulate:
+        base = (old & np.uint32(0xFFFF)).astype(np.uint16).view(np.float16).astype(np.float32)
+        new = new + base * np.float32(2.0**-work.scale)
+    return np.ascontiguousarray(new).astype(np.float16).view(np.uint16).astype(np.uint32)
