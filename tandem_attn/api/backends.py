@@ -28,13 +28,13 @@ AUTO = "auto"
 class Backend:
     """Anything that takes (Problem, Plan, tensors).
 
-    ``missing`` names what a problem asks for that the backend lacks, or is None. ``plan`` decides how.
+    ``missing`` names what a problem asks for that the backend lacks, or is None. ``plan`` decides how, for a direction of ``spec.plan``.
     """
 
     name: str
     summary: str
     missing: Callable[[Problem], str | None]
-    plan: Callable[[Problem], Plan]
+    plan: Callable[[Problem, str], Plan]
     forward: Callable[[Problem, Plan, Inputs], tuple[Tensor, Tensor]]
     backward: Callable[[Problem, Plan, Inputs, Tensor, Tensor, Tensor, Tensor | None], Gradients]
 
@@ -51,9 +51,8 @@ class Support:
         return self.ok
 
 
-@functools.lru_cache(maxsize=1024)
-def _host_plan(problem: Problem) -> Plan:
-    return make_plan(problem, "CPU").plan
+def _host_plan(problem: Problem, direction: str) -> Plan:
+    return make_plan(problem, "CPU", direction=direction).plan
 
 
 def _nothing_missing(problem: Problem) -> str | None:  # noqa: ARG001

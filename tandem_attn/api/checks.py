@@ -7,18 +7,26 @@ a CPU can read without waiting, are checked in ``values.py``.
 from __future__ import annotations
 
 import math
+import numbers
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tandem_attn.spec.masks import is_integer, reachable
+from tandem_attn.spec.problem import DEVICES
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INDICES = (torch.int32,)
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def require_tensor(name: str, x: object) -> Tensor:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if x.is_nested or x.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense (strided) tensor, got layout {x.layout}{' (nested)' if x.is_nested else ''}")
     return x
 
 
@@ -48,6 +56,8 @@ def qkv(
         require_ndim(name, x, kv_ndim or ndim, words[1])
     if query.dtype not in FLOATS:
         raise TypeError(f"{names[0]} must be float16, bfloat16, float32 or float64, got {query.dtype}")
+    if query.device.type not in DEVICES:
+        raise ValueError(f"{names[0]} must be on a CPU or a CUDA device, got {query.device}")
     for name, x in zip(names[1:], tensors[1:], strict=True):
         if x.dtype != query.dtype:
             raise TypeError(f"{name} must have {names[0]}'s dtype {query.dtype}, got {x.dtype}")
@@ -112,7 +122,15 @@ def appended(k: object, v: object, q: Tensor, k_cache: Tensor, v_cache: Tensor) 
         if tensor.dtype != cache.dtype:
             raise TypeError(f"{name} must have the cache's dtype {cache.dtype}, got {tensor.dtype}")
         require_same_device(name, tensor, q)
+        _writable(f"{name}_cache", cache)
     return new or 0
+
+
+def _writable(name: str, cache: Tensor) -> None:
+    if any(stride == 0 and size > 1 for stride, size in zip(cache.stride(), cache.shape, strict=True)):
+        raise ValueError(f"{name} must have its own memory for every element to append to it, got strides {cache.stride()}")
+    if torch.is_grad_enabled() and cache.requires_grad:
+        raise ValueError(f"{name} must not require a gradient to append to it, got requires_grad=True")
 
 
 def cu_seqlens(name: str, x: object, q: Tensor) -> Tensor:
@@ -163,11 +181,18 @@ def flag(name: str, x: object) -> bool:
 
 
 def number(name: str, x: Any) -> float:
-    if isinstance(x, bool) or not isinstance(x, (int, float)):
+    if not _is_real(x):
         raise TypeError(f"{name} must be a number, got {type(x).__name__}")
-    if not math.isfinite(x):
+    if not abs(x) < math.inf:  # a comparison, which torch.compile traces with dynamic numbers too; false for NaN
         raise ValueError(f"{name} must be finite, got {x}")
+    if abs(x) > FLOAT32_MAX:
+        raise ValueError(f"{name} must be finite in float32, got {x}")
     return float(x)
+
+
+def _is_real(x: Any) -> bool:
+    """Python's numbers and numpy's."""
+    return not isinstance(x, bool) and isinstance(x, (int, float, numbers.Real))
 
 
 def softcap(x: Any) -> float:
@@ -181,19 +206,24 @@ def window(x: Any) -> tuple[int | None, int | None]:
     if not isinstance(x, (tuple, list)) or len(x) != 2:
         raise TypeError(f"window must be a pair (left, right), got {x!r}")
     for name, bound in zip(("left", "right"), x, strict=True):
-        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
+        if bound is not None and not is_integer(bound):
             raise TypeError(f"window's {name} must be an int or None (unbounded), got {bound!r}")
         if bound is not None and bound < 0:
             raise ValueError(f"window's {name} must be >= 0 or None (unbounded), got {bound}")
-    return x[0], x[1]
+    left, right = (None if bound is None else reachable(bound) for bound in x)
+    return left, right
 
 
 def max_seqlen(name: str, x: Any, total: int) -> int:
     """The upper bound a caller gave; ``total`` where it gave none, or a tensor (whose value is never waited for)."""
-    if x is None or isinstance(x, Tensor):
+    if x is None:
         return total
-    if isinstance(x, bool) or not isinstance(x, int):
+    if isinstance(x, Tensor):
+        if x.is_floating_point() or x.is_complex() or x.numel() != 1:
+            raise TypeError(f"{name} must be an int, a 0-d tensor or None, got {x.dtype} {tuple(x.shape)}")
+        return total
+    if not is_integer(x):
         raise TypeError(f"{name} must be an int, a 0-d tensor or None, got {type(x).__name__}")
     if x < 0:
         raise ValueError(f"{name} must be >= 0, got {x}")
-    return x
+    return x if isinstance(x, int) else operator.index(x)

@@ -8,11 +8,13 @@ from typing import Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from typing_extensions import Unpack  # a dependency of torch; in typing from Python 3.11
 
-from tandem_attn.api import checks, ops  # noqa: F401  (importing ops registers the operators)
+from tandem_attn.api import checks, ops
 from tandem_attn.api.backends import AUTO, check_name
-from tandem_attn.spec.masks import Full, Mask, Predicate, PredicateFn
+from tandem_attn.spec.errors import UnsupportedError
+from tandem_attn.spec.masks import Full, Mask, Predicate, PredicateFn, bound_text, is_integer
 
 Result = Tensor | tuple[Tensor, Tensor]
 
@@ -262,8 +264,7 @@ def attention_kvcache(
 
     Raises:
         TypeError, ValueError, UnsupportedError: as ``attention``. New tokens that do not fit raise on a CPU before anything is written;
-        on a GPU, where lengths
-            are not read by the host, they are dropped.
+            on a GPU, where lengths are not read by the host, they are dropped.
     """
     names = ("q", "k_cache", "v_cache")
     kv = "(batch, seqlen_cache, heads_kv, head_dim)" if page_table is None else "(pages, page_size, heads_kv, head_dim)"
@@ -271,19 +272,32 @@ def attention_kvcache(
     batch = q.shape[0]
     table = _pages(q, k_cache, page_table, cache_batch_idx)
     capacity = table.shape[1] * k_cache.shape[1]
-    lengths = _cache_lengths(cache_seqlens, q, capacity if k is None else None)
+    lengths = _cache_lengths(cache_seqlens, q, capacity, k is not None)
     checks.lengths("cache_leftpad", cache_leftpad, q, batch)
     checks.extras(sink, alibi_slopes, bias, q, batch, q.shape[1], capacity)
     code, mask_tensors = _mask(mask, causal, window, q)
+    before = lengths
     if k is not None or v is not None:
-        new = checks.appended(k, v, q, k_cache, v_cache)
-        torch.ops.tandem_attn.append_kv(k, v, k_cache, v_cache, lengths, table)
-        lengths = lengths + new
-    return _call(
+        lengths = before + checks.appended(k, v, q, k_cache, v_cache)
+    arguments = _arguments(
         (q, k_cache, v_cache, sink, alibi_slopes, bias, None, None, None, lengths, table, cache_leftpad),
         (mask_tensors, code, q.shape[1], capacity),
         scale, softcap, deterministic, return_lse, backend,
     )  # fmt: skip
+    if k is not None:
+        ops.check_append(k, k_cache, before, table, arguments)
+        q, k, v = (_apart(x, k_cache, v_cache) for x in (q, k, v))
+        arguments = (q, *arguments[1:])
+        torch.ops.tandem_attn.append_kv(k, v, k_cache, v_cache, before, table)
+    return _run(arguments, return_lse)
+
+
+def _apart(x: Any, *caches: Tensor) -> Any:
+    """A copy of what shares memory with a cache that is about to be written. Compilers, which have no addresses, see to this themselves."""
+    if torch.compiler.is_compiling():
+        return x
+    shares = any(x.untyped_storage()._cdata == cache.untyped_storage()._cdata for cache in caches)
+    return x.clone() if shares else x
 
 
 def _call(
@@ -295,14 +309,44 @@ def _call(
     return_lse: bool,
     backend: str,
 ) -> Result:
+    return _run(_arguments(tensors, sizes, scale, softcap, deterministic, return_lse, backend), return_lse)
+
+
+def _arguments(
+    tensors: tuple[Any, ...],
+    sizes: tuple[list[Tensor], str, int, int],
+    scale: float | None,
+    softcap: float,
+    deterministic: bool,
+    return_lse: bool,
+    backend: str,
+) -> tuple[Any, ...]:
+    """Arguments of the operator, all checked."""
     check_name(backend)
+    if not torch.compiler.is_compiling():
+        _reject_transforms(tensors, backend)
     factor = 1.0 / math.sqrt(tensors[0].shape[-1]) if scale is None else checks.number("scale", scale)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors[:6])
-    out, lse = torch.ops.tandem_attn.attention(
+    return (
         *tensors, *sizes, factor, checks.softcap(softcap), needs_grad, checks.flag("deterministic", deterministic),
         checks.flag("return_lse", return_lse), backend,
     )  # fmt: skip
+
+
+def _run(arguments: tuple[Any, ...], return_lse: bool) -> Result:
+    out, lse = torch.ops.tandem_attn.attention(*arguments)
     return (out, lse) if return_lse else out
+
+
+def _reject_transforms(tensors: tuple[Any, ...], backend: str) -> None:
+    """torch.func and forward-mode AD cannot see into the operators; the latter would silently give a zero tangent."""
+    missing = ""
+    if torch._C._are_functorch_transforms_active():
+        missing = "torch.func transforms (vmap, grad, jvp)"
+    elif forward_ad._current_level >= 0 and any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        missing = "forward-mode automatic differentiation"
+    if missing:
+        raise UnsupportedError(backend=backend, missing=missing, nearest="torch.autograd.grad on batched tensors")
 
 
 def _mask(
@@ -312,7 +356,7 @@ def _mask(
     left, right = (None, None) if window is None else checks.window(window)
     if checks.flag("causal", causal):
         right = 0
-    band = "" if left is None and right is None else f"window({left},{right},bottom-right)"
+    band = "" if left is None and right is None else f"window({bound_text(left)},{bound_text(right)},bottom-right)"
     code, data = _given(mask)
     tensors = [_ids(x, q) for x in data]
     if code == Full().code:
@@ -329,8 +373,10 @@ def _given(mask: Mask | PredicateFn | None) -> tuple[str, tuple[Any, ...]]:
     if not callable(mask):
         raise TypeError(f"mask must be a Mask, a function (b, h, q_idx, kv_idx) -> bool tensor, or None, got {type(mask).__name__}")
     if torch.compiler.is_compiling():
+        id(mask)  # compiled code then holds for this very object: functions of the same code may differ in what they capture
         return _pinned_code(mask), ()
-    return _predicate(mask).code, ()
+    hashable = type(mask).__hash__ is not None
+    return (_predicate(mask) if hashable else Predicate(mask)).code, ()
 
 
 @functools.lru_cache(maxsize=256)
@@ -341,19 +387,31 @@ def _predicate(fn: PredicateFn) -> Predicate:
 _pinned: list[Predicate] = []  # compiled code may run as long as the process does
 
 
-@torch.compiler.assume_constant_result
 def _pinned_code(fn: PredicateFn) -> str:
     _pinned.append(Predicate(fn))
     return _pinned[-1].code
 
 
+# All that torch.compiler.assume_constant_result does, whose call would import the compiler (a second) with this module.
+_pinned_code._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _ids(ids: Any, q: Tensor) -> Tensor:
     """Document ids as a tensor on q's device."""
-    tensor = torch.as_tensor(ids, device=None if isinstance(ids, Tensor) else q.device)
+    try:
+        tensor = ids if isinstance(ids, Tensor) else _tensor(ids, q.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"Document's ids must be an integer tensor, array or (nested) list, got {type(ids).__name__}") from error
     checks.require_same_device("Document's ids", tensor, q)
-    if tensor.ndim not in (1, 2) or tensor.is_floating_point():
+    if tensor.ndim not in (1, 2) or tensor.is_floating_point() or tensor.is_complex():
         raise ValueError(f"Document's ids must be integers of shape (seqlen,) or (batch, seqlen), got {tensor.dtype} {tuple(tensor.shape)}")
     return tensor
+
+
+def _tensor(ids: Any, device: torch.device) -> Tensor:
+    """An array or list as a tensor. Arrays are copied: they may be read-only or have negative strides, which no tensor can."""
+    tensor = torch.as_tensor(ids.copy() if hasattr(ids, "ndim") else ids, device=device)
+    return tensor if tensor.numel() else tensor.int()  # an empty list has no dtype
 
 
 def _pages(q: Tensor, k_cache: Tensor, page_table: Tensor | None, cache_batch_idx: Tensor | None) -> Tensor:
@@ -371,14 +429,16 @@ def _pages(q: Tensor, k_cache: Tensor, page_table: Tensor | None, cache_batch_id
     return torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
 
 
-def _cache_lengths(cache_seqlens: Tensor | int | None, q: Tensor, capacity: int | None) -> Tensor:
+def _cache_lengths(cache_seqlens: Tensor | int | None, q: Tensor, capacity: int, appends: bool) -> Tensor:
     if cache_seqlens is None:
-        if capacity is None:
+        if appends:
             raise ValueError("cache_seqlens must be given when k is appended, got None")
         cache_seqlens = capacity
-    if isinstance(cache_seqlens, bool) or not isinstance(cache_seqlens, (int, Tensor)):
+    if not isinstance(cache_seqlens, Tensor) and not is_integer(cache_seqlens):
         raise TypeError(f"cache_seqlens must be an int32 tensor (batch,), an int or None, got {type(cache_seqlens).__name__}")
     if isinstance(cache_seqlens, Tensor):
         checks.lengths("cache_seqlens", cache_seqlens, q, q.shape[0])
         return cache_seqlens
-    return torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    if not 0 <= cache_seqlens <= capacity:
+        raise ValueError(f"cache_seqlens must lie between 0 and {capacity}, got {cache_seqlens}")
+    return torch.full((q.shape[0],), int(cache_seqlens), dtype=torch.int32, device=q.device)

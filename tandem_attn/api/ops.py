@@ -18,6 +18,7 @@ from tandem_attn.reference.numerics import accumulator_dtype
 from tandem_attn.spec import masks
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Inputs
+from tandem_attn.spec.plan import BACKWARD, FORWARD
 from tandem_attn.spec.problem import Problem
 
 _SCHEMA = (
@@ -81,7 +82,13 @@ def _problem(inputs: Inputs, named: dict[str, Any]) -> Problem:
 def _attention(*args: Any) -> tuple[Tensor, Tensor]:
     problem, inputs = _read(args)
     backend = backends.choose(problem, args[-1])
-    return backend.forward(problem, backend.plan(problem), inputs)
+    with _exact_dtypes(inputs):
+        return backend.forward(problem, backend.plan(problem, FORWARD), inputs)
+
+
+def _exact_dtypes(inputs: Inputs) -> torch.autocast:
+    """Autocast, which the caller may have on, must not reach the products inside: they have the dtypes of the inputs."""
+    return torch.autocast(inputs.q.device.type, enabled=False)
 
 
 def _attention_fake(*args: Any) -> tuple[Tensor, Tensor]:
@@ -94,7 +101,8 @@ def _attention_fake(*args: Any) -> tuple[Tensor, Tensor]:
 def _attention_backward(grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
     problem, inputs = _read(args)
     backend = backends.choose(problem, args[-1])
-    grads = backend.backward(problem, backend.plan(problem), inputs, out, lse, grad_out, grad_lse)
+    with _exact_dtypes(inputs):
+        grads = backend.backward(problem, backend.plan(problem, BACKWARD), inputs, out, lse, grad_out, grad_lse)
     return tuple(_gradient(getattr(inputs, name), getattr(grads, name), inputs.q) for name in _DIFFERENTIABLE)
 
 
@@ -111,6 +119,8 @@ def _attention_backward_fake(grad_out: Tensor, grad_lse: Tensor | None, out: Ten
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
+    if not inputs[ARGUMENTS.index("return_lse")]:
+        ctx.mark_non_differentiable(output[1])  # nobody sees it; a backend may lack its gradient
     ctx.is_tensor = tuple(isinstance(x, Tensor) for x in inputs)
     position = ARGUMENTS.index("mask_tensors")
     ctx.mask_tensors = len(inputs[position])
@@ -149,6 +159,15 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> Any:  # noqa: ARG001
     )
 
 
+def check_append(k: Tensor, k_cache: Tensor, cache_seqlens: Tensor, page_table: Tensor, arguments: tuple[Any, ...]) -> None:
+    """Raises what the call that follows an append would raise, before anything is written. Compiled code checks while it runs."""
+    if torch.compiler.is_compiling() or torch._subclasses.fake_tensor.is_fake(k):
+        return
+    values.check_append(cache_seqlens, page_table, k, k_cache)
+    problem, _ = _read(arguments)
+    backends.choose(problem, arguments[-1])
+
+
 def _append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor, page_table: Tensor) -> None:
     """Writes k, v (B, new, Hkv, D) behind each sequence's ``cache_seqlens``.
 
@@ -168,9 +187,12 @@ def _append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seq
         cache[page, at % page_size] = torch.where(fits, value, cache[page, at % page_size])
 
 
-_library.impl("attention", _attention, "CompositeExplicitAutograd")
-_library.impl("attention_backward", _attention_backward, "CompositeExplicitAutograd")
-_library.impl("append_kv", _append_kv, "CompositeExplicitAutograd")
+_library.impl("attention", _attention, "CPU")
+_library.impl("attention", _attention, "CUDA")
+_library.impl("attention_backward", _attention_backward, "CPU")
+_library.impl("attention_backward", _attention_backward, "CUDA")
+_library.impl("append_kv", _append_kv, "CPU")
+_library.impl("append_kv", _append_kv, "CUDA")
 torch.library.register_fake("tandem_attn::attention", _attention_fake, lib=_library)
 torch.library.register_fake("tandem_attn::attention_backward", _attention_backward_fake, lib=_library)
 torch.library.register_fake("tandem_attn::append_kv", lambda *_: None, lib=_library)

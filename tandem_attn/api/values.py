@@ -1,7 +1,4 @@
-"""Checks of values, where they can be read without waiting for a device:
-
-on a CPU. On a GPU the kernels stay inside their tensors instead.
-"""
+"""Checks of values, where they can be read without waiting: on a CPU. On a GPU the kernels stay inside their tensors instead."""
 
 from __future__ import annotations
 
@@ -23,16 +20,19 @@ def check(inputs: Inputs, mask: Mask, max_seqlen_q: int, max_seqlen_k: int) -> N
         _within("cache_leftpad", inputs.leftpad, k_lengths)
         start = 0 if inputs.leftpad is None else inputs.leftpad
         _pages(inputs.page_table, start, k_lengths, inputs.k.shape[1], inputs.k.shape[0])
+    batch = inputs.q.shape[0] if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q.shape[0] - 1
     for leaf in mask.leaves():
         if isinstance(leaf, Document):
-            _document("q_ids", leaf.tensors[0], q_lengths)
-            _document("kv_ids", leaf.tensors[1], k_lengths)
+            _document("q_ids", leaf.tensors[0], batch, q_lengths)
+            _document("kv_ids", leaf.tensors[1], batch, k_lengths)
+    if inputs.bias is not None and inputs.cu_seqlens_q is not None:
+        _bias(inputs.bias, q_lengths, k_lengths)
 
 
 def _lengths(side: str, cu: Tensor | None, x: Tensor, paged: bool, used: Tensor | None, bound: int) -> Tensor:
     """Lengths of all sequences of one side, checked."""
     if cu is None:
-        room = torch.tensor(bound)
+        room = torch.tensor(bound, device="cpu")  # the default device may be another
     else:
         _cu_seqlens(f"cu_seqlens_{side}", cu, None if paged else x.shape[0], side)
         room = cu.diff()
@@ -43,16 +43,28 @@ def _lengths(side: str, cu: Tensor | None, x: Tensor, paged: bool, used: Tensor 
     return lengths
 
 
-def _document(name: str, ids: Tensor, lengths: Tensor) -> None:
-    longest = int(lengths.max()) if lengths.numel() else 0
-    if ids.shape[-1] < longest or (ids.ndim == 2 and lengths.ndim and ids.shape[0] < lengths.numel()):
-        raise ValueError(f"Document's {name} must cover every sequence (longest: {longest}), got shape {tuple(ids.shape)}")
+def _longest(lengths: Tensor) -> int:
+    return int(lengths.max()) if lengths.numel() else 0
+
+
+def _document(name: str, ids: Tensor, batch: int, lengths: Tensor) -> None:
+    longest = _longest(lengths)
+    if ids.shape[-1] < longest or (ids.ndim == 2 and ids.shape[0] < batch):
+        raise ValueError(f"Document's {name} must cover all {batch} sequences (longest: {longest}), got shape {tuple(ids.shape)}")
+
+
+def _bias(bias: Tensor, q_lengths: Tensor, k_lengths: Tensor) -> None:
+    """Packed calls know their lengths only here."""
+    for i, side, lengths in ((2, "q", q_lengths), (3, "k", k_lengths)):
+        longest = _longest(lengths)
+        if bias.shape[i] != 1 and bias.shape[i] < longest:
+            raise ValueError(f"bias must cover the longest seqlen_{side} ({longest}) or be 1 as size {i}, got shape {tuple(bias.shape)}")
 
 
 def _cu_seqlens(name: str, cu: Tensor, total: int | None, owner: str) -> None:
     if int(cu[0]) != 0:
         raise ValueError(f"{name} must start with 0, got {int(cu[0])}")
-    steps = cu.diff()
+    steps = cu.long().diff()  # the difference of two int32 may leave int32
     if steps.numel() and int(steps.min()) < 0:
         at = int(steps.argmin())
         raise ValueError(f"{name} must not decrease, got {int(cu[at])} before {int(cu[at + 1])} at position {at + 1}")
@@ -76,18 +88,28 @@ def check_append(cache_seqlens: Tensor, page_table: Tensor, k: Tensor, k_cache: 
     if k.device.type != "cpu":
         return
     page_size, new = k_cache.shape[1], k.shape[1]
-    _within("cache_seqlens", cache_seqlens, torch.tensor(page_table.shape[1] * page_size - new), "after appending k")
+    capacity = page_table.shape[1] * page_size
+    if new > capacity and cache_seqlens.numel():
+        raise ValueError(f"k must have at most as many new tokens as the cache holds ({capacity}), got {new}")
+    _within("cache_seqlens", cache_seqlens, torch.tensor(capacity - new, device="cpu"), "after appending k")
+    if new == 0:
+        return
     _pages(page_table, cache_seqlens // page_size * page_size, cache_seqlens + new, page_size, k_cache.shape[0])
+    at = cache_seqlens.long()[:, None] + torch.arange(new, device="cpu")
+    places = page_table.long().gather(1, at // page_size) * page_size + at % page_size
+    if places.unique().numel() < places.numel():
+        raise ValueError("page_table (or cache_batch_idx) must give every appended token a place of its own, got one place for two tokens")
 
 
 def _pages(page_table: Tensor, start: Tensor | int, stop: Tensor, page_size: int, count: int) -> None:
     """Pages of the keys ``[start, stop)`` of each sequence must exist; the rest of the table may hold anything."""
-    column = torch.arange(page_table.shape[1]) * page_size
+    column = torch.arange(page_table.shape[1], device="cpu") * page_size
     start = start if isinstance(start, int) else start[:, None]
     used = (column < stop[:, None]) & (column + page_size > start)
     bad = used & ((page_table < 0) | (page_table >= count))
     if bool(bad.any()):
         b, at = (int(x) for x in bad.nonzero()[0])
         raise ValueError(
-            f"page_table must hold pages between 0 and {count - 1} where a sequence uses them, got {int(page_table[b, at])} at ({b}, {at})"
+            f"page_table (or cache_batch_idx) must hold pages between 0 and {count - 1} where a sequence uses them, "
+            f"got {int(page_table[b, at])} at ({b}, {at})"
         )

@@ -82,12 +82,15 @@ _OPTIONS = (
     click.option("--mask", type=MaskType(), default="full", show_default=True, help="Causal and windows are aligned bottom-right."),
     click.option("--backward", is_flag=True, help="With the backward pass."),
     click.option("--deterministic", is_flag=True, help="A backward that is bitwise repeatable."),
+    click.option("--softcap", type=float, default=0.0, show_default=True, help="Caps logits at +-softcap by tanh; 0 is off."),
+    click.option("--sink", is_flag=True, help="With a learnable sink logit a head."),
+    click.option("--alibi", is_flag=True, help="With ALiBi slopes."),
     click.option("--varlen", type=LengthsType(), help="Packed sequences instead of --batch and --seqlen: 512,0,100:300 (q:k)."),
 )
 
 
 _NAMES = frozenset(
-    ("batch", "seqlen_q", "seqlen_k", "heads", "heads_kv", "head_dim", "head_dim_v", "dtype", "mask", "backward", "deterministic", "varlen")
+    "batch seqlen_q seqlen_k heads heads_kv head_dim head_dim_v dtype mask backward deterministic softcap sink alibi varlen".split()  # noqa: SIM905
 )
 
 

@@ -16,7 +16,7 @@ from tandem_attn.reference import sdpa
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Gradients, Inputs
 from tandem_attn.spec.masks import Document, Predicate
-from tandem_attn.spec.plan import ELEMENT_BYTES, Launch, Plan, Schedule, ScheduleKind, mask_scalars
+from tandem_attn.spec.plan import ELEMENT_BYTES, FORWARD, Launch, Plan, Schedule, ScheduleKind, mask_scalars
 from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
@@ -70,9 +70,9 @@ def lacks(problem: Problem) -> str | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(problem: Problem) -> Plan:
-    """How the forward of a problem is computed."""
-    chosen = make_plan(problem, "H200", direction="forward", num_splits=1, pack_gqa=1).plan
+def plan(problem: Problem, direction: str = FORWARD) -> Plan:  # noqa: ARG001
+    """How the forward of a problem is computed. The backward is PyTorch's and needs no plan: it gets this one too."""
+    chosen = make_plan(problem, "H200", direction=FORWARD, num_splits=1, pack_gqa=1).plan
     if problem.varlen and chosen.schedule.launch is Launch.NONE:  # how many tiles there are is known on the device only
         return chosen.with_(schedule=Schedule(ScheduleKind.LPT, Launch.DYNAMIC))
     return chosen

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem_attn.reference.numerics import LOG2E, accumulator_dtype
+from tandem_attn.reference.numerics import accumulator_dtype
 from tandem_attn.spec.problem import Problem
 
 _TILE_ELEMENTS = 1 << 18  # S of all heads of a chunk: 1 MiB of float32, so that its passes stay in a core's L2 cache
@@ -87,21 +87,17 @@ class Chunk:
         return taken.reshape(-1, *self.grid[1:], 1, 1)
 
     def scores(self, q: Tensor, k: Tensor, m: slice, n: slice, sees: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Scores of one tile in log2 units (chunk, group * M, N), and tanh of the soft cap where there is one (for its derivative).
+        """Scores of one tile (chunk, group * M, N), and tanh of the soft cap where there is one (for its derivative).
 
         ``q`` (chunk, group * M, D) and ``k`` (chunk, N, D) are the tile's operands; keys outside ``sees`` get -inf.
         """
         p = self.dense.problem
-        extra = p.softcap or self.dense.bias is not None or self.dense.alibi_slopes is not None
-        alpha = p.scale_value * (1.0 if extra else LOG2E)
-        s = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=alpha)
+        s = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=p.scale_value)
         capped = None
         if p.softcap:
             capped = s.div_(p.softcap).tanh_()
             s = capped * p.softcap
-        if extra:
-            self._add_biases(s, m, n)
-            s.mul_(LOG2E)
+        self._add_biases(s, m, n)
         if sees is not None:
             self._hide(s, m, n, sees)
         return s, capped
@@ -148,31 +144,27 @@ class Chunk:
     def sees(self, m: slice, n: slice) -> Tensor | None:
         """Which keys of a tile its queries see, broadcasting to the tile shown on ``grid``; None: all."""
         b, h, q_idx, kv_idx, seqlen_q, seqlen_k = self._coordinates(m, n)
-        sees = _checked(self.dense.problem.mask.allowed(b, h, q_idx, kv_idx, seqlen_q, seqlen_k), self.members.device)
-        if self.dense.lens_q is not None:
+        if self.dense.lens_q is None:
+            sees = _tensor(self.dense.problem.mask.allowed(b, h, q_idx, kv_idx, seqlen_q, seqlen_k), self.members.device)
+        else:  # a mask may read tensors as long as the sequences: it gets no index beyond
+            i, j = torch.minimum(q_idx, (seqlen_q - 1).clamp(min=0)), torch.minimum(kv_idx, (seqlen_k - 1).clamp(min=0))
+            sees = _tensor(self.dense.problem.mask.allowed(b, h, i, j, seqlen_q, seqlen_k), self.members.device)
             sees = sees & (q_idx < seqlen_q) & (kv_idx < seqlen_k)
         return None if sees is True else sees
 
     def _hide(self, s: Tensor, m: slice, n: slice, sees: Tensor) -> None:
-        try:
-            self._shown(s, m, n).masked_fill_(~sees, float("-inf"))
-        except RuntimeError as error:
-            raise ValueError(f"mask predicate must return a shape that broadcasts with its indices, got {tuple(sees.shape)}") from error
+        self._shown(s, m, n).masked_fill_(~sees, float("-inf"))
 
 
-def _checked(sees: Any, device: torch.device) -> Any:
-    if isinstance(sees, bool):
-        return True if sees else torch.zeros((), dtype=torch.bool, device=device)
-    if not isinstance(sees, Tensor) or sees.dtype != torch.bool:
-        kind = f"a {sees.dtype} tensor" if isinstance(sees, Tensor) else type(sees).__name__
-        raise TypeError(f"mask predicate must return a bool tensor, got {kind}")
-    return sees
+def _tensor(sees: Any, device: torch.device) -> Any:
+    """False as a tensor; True, which needs no mask, stays."""
+    return torch.zeros((), dtype=torch.bool, device=device) if sees is False else sees
 
 
 def chunks(dense: Dense, tile_m: int, tile_n: int) -> Iterator[Chunk]:
     """Chunks that cover the group once, none with more scores a tile than fit in a core's cache."""
     problem, batch = dense.problem, dense.q.shape[0]
-    tile = problem.heads_per_kv * min(tile_m, dense.seqlen_q) * max(1, min(tile_n, dense.seqlen_k))
+    tile = problem.heads_per_kv * max(1, min(tile_m, dense.seqlen_q)) * max(1, min(tile_n, dense.seqlen_k))
     fit = max(1, _TILE_ELEMENTS // tile)
     heads = min(problem.heads_kv, fit)
     entries = max(1, fit // problem.heads_kv)

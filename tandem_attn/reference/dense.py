@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem_attn.reference.layout import Rows, groups
+from tandem_attn.reference.layout import Rows, host_groups
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.problem import Problem
 
@@ -22,7 +22,7 @@ def attention(problem: Problem, inputs: Inputs, dtype: torch.dtype = torch.float
     """
     out = torch.zeros(*inputs.q.shape[:-1], problem.head_dim_v, dtype=dtype, device=inputs.q.device)
     lse = torch.full((*inputs.q.shape[:-1], 1), float("-inf"), dtype=dtype, device=inputs.q.device)
-    for group in groups(problem, inputs):
+    for group in host_groups(problem, inputs):
         for i, b in enumerate(group.members.tolist()):
             q, k, v = inputs.q[_one(group.q_rows, i)], inputs.k[_one(group.k_rows, i)], inputs.v[_one(group.k_rows, i)]
             sequence_out, sequence_lse = _sequence(problem, inputs, b, q.to(dtype), k.to(dtype), v.to(dtype))

@@ -49,6 +49,11 @@ def groups(problem: Problem, inputs: Inputs) -> Iterator[Group]:
         yield _upper_bound(problem, inputs)
 
 
+def host_groups(problem: Problem, inputs: Inputs) -> Iterator[Group]:
+    """Groups of equally long sequences on any device; reads the lengths, so it waits for the device."""
+    yield from groups(problem, inputs) if _uniform(inputs) else _equal_lengths(problem, inputs)
+
+
 def _uniform(inputs: Inputs) -> bool:
     return inputs.cu_seqlens_q is None and inputs.seqused_q is None and inputs.seqused_k is None and inputs.page_table is None
 
@@ -105,7 +110,7 @@ def _equal_lengths(problem: Problem, inputs: Inputs) -> Iterator[Group]:
     for (len_q, len_k), batch in by_length.items():
         if len_q == 0:  # its keys get no gradient and nobody reads its output
             continue
-        members = torch.tensor(batch)
+        members = torch.tensor(batch, device=inputs.q.device)
         q_rows = _q_rows(problem, q_start[members], len_q, members)
         k_rows = _k_rows(problem, inputs, k_start[members], len_k, members)
         yield Group(members=members, len_q=len_q, len_k=len_k, q_rows=q_rows, k_rows=k_rows)
@@ -114,15 +119,21 @@ def _equal_lengths(problem: Problem, inputs: Inputs) -> Iterator[Group]:
 def _upper_bound(problem: Problem, inputs: Inputs) -> Group:
     q_start, q_length, k_start, k_length = _starts_and_lengths(problem, inputs)
     members = torch.arange(problem.batch, device=inputs.q.device)
+    len_q, len_k = _bound(problem.seqlen_q, inputs.bias, 2), _bound(problem.seqlen_k, inputs.bias, 3)
     return Group(
         members=members,
-        len_q=problem.seqlen_q,
-        len_k=problem.seqlen_k,
-        q_rows=_q_rows(problem, q_start, problem.seqlen_q, members),
-        k_rows=_k_rows(problem, inputs, k_start, problem.seqlen_k, members),
+        len_q=len_q,
+        len_k=len_k,
+        q_rows=_q_rows(problem, q_start, len_q, members),
+        k_rows=_k_rows(problem, inputs, k_start, len_k, members),
         lens_q=q_length,
         lens_k=k_length,
     )
+
+
+def _bound(longest: int, bias: Tensor | None, dim: int) -> int:
+    """A bias is as long as the longest sequence, so it bounds the lengths too."""
+    return longest if bias is None or bias.shape[dim] == 1 else min(longest, bias.shape[dim])
 
 
 def gather(x: Tensor, rows: Rows, lens: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""The arithmetic of one tile, in the kernel's order and roundings: exp2 by two units, the running maximum, rounding of P."""
+"""The arithmetic of one tile, in the kernel's order and roundings: exp by two units, the running maximum, rounding of P."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def exp2_(x: Tensor, split: Exp2Split) -> Tensor:
-    """2^x in place, the planned columns by the polynomial of the FMA units, the others exactly rounded (the MUFU model)."""
+def exp_(x: Tensor, split: Exp2Split) -> Tensor:
+    """e^x in place: the planned columns as 2^(log2(e) x) by the FMA units' polynomial, the others exactly rounded (the MUFU model)."""
     if split.fma_pairs == 0 or x.dtype == torch.float64:
-        return x.mul_(LN2).exp_()  # several times faster on a CPU than exp2_
+        return x.exp_()
     columns = torch.tensor(split.columns(x.shape[-1]), device=x.device)
-    polynomial = _exp2_polynomial(x.index_select(-1, columns), split.degree)
-    x.mul_(LN2).exp_()
-    return x.index_copy_(-1, columns, polynomial)
+    polynomial = _exp2_polynomial(x.index_select(-1, columns) * LOG2E, split.degree)
+    return x.exp_().index_copy_(-1, columns, polynomial)
 
 
 def _exp2_polynomial(x: Tensor, degree: int) -> Tensor:
@@ -41,15 +40,15 @@ def _exp2_polynomial(x: Tensor, degree: int) -> Tensor:
 
 
 def next_max(m_old: Tensor, m_tile: Tensor, threshold: float, rows: int) -> Tensor:
-    """Running maximum (..., M) in log2 units with conditional rescale: the old one is kept while no row of a group outgrows it by
-    ``threshold``.
+    """Running maximum (..., M) with conditional rescale: the old one is kept while no row of a group outgrows it by ``threshold``, which
+    is in log2 units.
 
     ``rows`` neighbouring rows decide together (32: a warp); 0: every row takes its new maximum.
     """
     m_new = torch.maximum(m_old, m_tile)
     if rows == 0:
         return m_new
-    grew = (m_new - m_old) > threshold  # False where both are -inf
+    grew = (m_new - m_old) > threshold * LN2  # False where both are -inf
     return torch.where(_any_of_group(grew, rows), m_new, m_old)
 
 

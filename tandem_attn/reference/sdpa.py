@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tandem_attn.reference import tiled
 from tandem_attn.spec.inputs import Gradients, Inputs
 from tandem_attn.spec.masks import Full, Window
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.problem import Problem
 
 _aten = torch.ops.aten
+_LARGEST_LSE = 512.0  # PyTorch's CPU backward sums logits in another order than its forward; where they are large, P = exp(S - LSE) is off
 _EXTRAS = {
     "varlen": "packed variable length",
     "seqused": "seqused",
@@ -78,18 +80,33 @@ def _sees_all(problem: Problem, mask: Window) -> bool:
 
 def forward(problem: Problem, plan: Plan, inputs: Inputs) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     """O (B, Sq, H, Dv) in the inputs' dtype and LSE (B, H, Sq), float32 (float64 for float64 inputs)."""
-    q, k, v = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v))
+    q, k, v = _heads_first(inputs.q, inputs.k, inputs.v)
     causal = bool(_mode(problem))
     if q.device.type == "cpu":
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=problem.scale_value)
+        _spread_nan(q, out, lse)
     else:
         out, lse = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=problem.scale_value)[:2]
     return out.transpose(1, 2).contiguous(), lse.contiguous()
 
 
+def _heads_first(*tensors: Tensor) -> list[Tensor]:
+    """(B, S, H, D) -> (B, H, S, D) without a copy, but for a last stride that is not 1, which the CPU kernel would take for 1."""
+    return [(x if x.stride(-1) == 1 else x.contiguous()).transpose(1, 2) for x in tensors]
+
+
+def _spread_nan(q: Tensor, out: Tensor, lse: Tensor) -> None:
+    """PyTorch's CPU kernel takes a row's maximum without its NaN: a query with NaN or infinity would get O = 0, LSE = 0."""
+    if bool(q.sum(dtype=lse.dtype).isfinite()):  # one cheap pass; a sum that overflows only costs the closer look
+        return
+    bad = ~q.isfinite().all(-1)
+    out.masked_fill_(bad[..., None], float("nan"))
+    lse.masked_fill_(bad, float("nan"))
+
+
 def backward(
     problem: Problem,
-    plan: Plan,  # noqa: ARG001
+    plan: Plan,
     inputs: Inputs,
     out: Tensor,
     lse: Tensor,
@@ -99,7 +116,10 @@ def backward(
     """Gradients of q, k and v. ``grad_lse`` must be None: ``missing`` refuses problems that could have one."""
     if grad_lse is not None:
         raise ValueError("grad_lse must be None for PyTorch's attention, got a tensor")
-    q, k, v, out, grad_out = (x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v, out, grad_out))
+    if lse.device.type == "cpu" and bool((lse.abs() > _LARGEST_LSE).any()):
+        out, lse = tiled.forward(problem, plan, inputs)  # the LSE of its own order of sums
+        return tiled.backward(problem, plan, inputs, out, lse, grad_out, None)
+    q, k, v, out, grad_out = _heads_first(inputs.q, inputs.k, inputs.v, out, grad_out)
     causal, scale = bool(_mode(problem)), problem.scale_value
     if q.device.type == "cpu":
         grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(grad_out, q, k, v, out, lse, 0.0, causal, scale=scale)

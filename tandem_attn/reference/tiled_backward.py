@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem_attn.reference.chunk import Chunk, Dense, chunks
-from tandem_attn.reference.numerics import LOG2E, accumulator_dtype, exp2_, round_to
+from tandem_attn.reference.numerics import accumulator_dtype, exp_, round_to
 from tandem_attn.spec.bands import BlockRange
 from tandem_attn.spec.inputs import Gradients
 from tandem_attn.spec.plan import Plan
@@ -46,7 +46,7 @@ class _State:
     k: Tensor  # (chunk, Sk, D)
     v: Tensor
     grad_out: Tensor  # (chunk, group, Sq, Dv)
-    lse: Tensor  # (chunk, group, Sq) in log2 units, +inf where no key was seen
+    lse: Tensor  # (chunk, group, Sq), +inf where no key was seen
     delta: Tensor  # (chunk, group, Sq): rowsum(dO * O) - dLSE
     grad_q: Tensor  # (chunk, group, Sq, D)
 
@@ -60,10 +60,9 @@ def _preprocess(chunk: Chunk, out: Tensor, lse: Tensor, grad_out: Tensor, grad_l
     delta = (d_out * chunk.query_rows(out)).sum(-1)
     if grad_lse is not None:
         delta -= rows(grad_lse)
-    scaled = rows(lse) * LOG2E
-    scaled = torch.where(torch.isneginf(scaled), float("inf"), scaled)  # then P = 2^-inf = 0
+    safe_lse = torch.where(torch.isneginf(rows(lse)), float("inf"), rows(lse))  # then P = e^-inf = 0
     # A row without keys has LSE = -inf whatever q is: the gradient that arrives there (dLSE) leads nowhere.
-    return _State(q, chunk.key_rows(chunk.dense.k), chunk.key_rows(chunk.dense.v), d_out, scaled, delta, torch.zeros_like(q))
+    return _State(q, chunk.key_rows(chunk.dense.k), chunk.key_rows(chunk.dense.v), d_out, safe_lse, delta, torch.zeros_like(q))
 
 
 def _key_block(chunk: Chunk, plan: Plan, state: _State, n: slice, grads: Gradients) -> None:
@@ -91,7 +90,8 @@ def _tile(
     k, v = state.k[:, n], state.v[:, n]
     dtype = chunk.dense.q.dtype
     s, capped = chunk.scores(q, k, m, n, sees)
-    p = exp2_(s.sub_(state.lse[:, :, m].flatten(1)[..., None]), plan.exp2)
+    s.sub_(state.lse[:, :, m].flatten(1)[..., None]).clamp_(max=0)  # P <= 1, also where one rounding of a huge logit exceeds any exponent
+    p = exp_(s, plan.exp2)
     grad_v.baddbmm_(round_to(p, dtype).transpose(1, 2), d_out)
     grad_p = torch.bmm(d_out, v.transpose(1, 2))
     grad_s = grad_p.sub_(state.delta[:, :, m].flatten(1)[..., None]).mul_(p)
@@ -123,7 +123,7 @@ def _postprocess(chunk: Chunk, state: _State, grads: Gradients) -> None:
     grads.q[chunk.batch, :, chunk.heads] = rows.transpose(1, 2).to(grads.q.dtype)
     if grads.sink is not None:
         assert chunk.dense.sink is not None  # both or neither
-        sink = chunk.per_head(chunk.dense.sink).to(state.lse.dtype) * LOG2E
+        sink = chunk.per_head(chunk.dense.sink).to(state.lse.dtype)
         lse = state.lse.view(*chunk.grid, -1)
-        weight = torch.exp2(sink[..., 0] - lse)  # the sink's probability; its own dP is 0
+        weight = torch.exp(sink[..., 0] - lse)  # the sink's probability; its own dP is 0
         grads.sink[chunk.heads] -= (weight * state.delta.view_as(lse)).sum((0, 3)).flatten()

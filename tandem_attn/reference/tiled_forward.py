@@ -1,4 +1,8 @@
-"""Forward by tiles, in the order and with the roundings of the kernels (FlashAttention-4, algorithm 1), driven by a Plan."""
+"""Forward by tiles, in the order and with the roundings of the kernels (FlashAttention-4, algorithm 1), driven by a Plan.
+
+Scores, maxima and LSE stay in natural units, where the kernels fold log2(e) into the scale: the largest finite logits (a bias of
+``torch.finfo(dtype).min``, say) would leave float32 in log2 units, and LSE comes back from memory exactly as it was made.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ import torch
 from torch import Tensor
 
 from tandem_attn.reference.chunk import Chunk, Dense, chunks
-from tandem_attn.reference.numerics import LN2, LOG2E, accumulator_dtype, exp2_, finite_or_zero, next_max, round_to
+from tandem_attn.reference.numerics import accumulator_dtype, exp_, finite_or_zero, next_max, round_to
 from tandem_attn.spec.bands import BlockRange
 from tandem_attn.spec.plan import Plan
 
-Partial = tuple[Tensor, Tensor, Tensor]  # acc_O (chunk, group * M, Dv), row_max in log2 units and row_sum (chunk, group, M)
+Partial = tuple[Tensor, Tensor, Tensor]  # acc_O (chunk, group * M, Dv), row_max and row_sum (chunk, group, M)
 
 
 def forward(dense: Dense, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -59,8 +63,8 @@ def _loop(chunk: Chunk, plan: Plan, q: Tensor, k: Tensor, v: Tensor, m: slice, v
         s, _ = chunk.scores(q, k[:, n], m, n, sees)
         new_max = next_max(row_max, s.amax(-1).view_as(row_max), plan.rescale_threshold, plan.rescale_rows)
         safe_max = finite_or_zero(new_max)
-        p = exp2_(s.sub_(safe_max.flatten(1)[..., None]), plan.exp2)
-        alpha = torch.exp2(row_max - safe_max)
+        p = exp_(s.sub_(safe_max.flatten(1)[..., None]), plan.exp2)
+        alpha = torch.exp(row_max - safe_max)
         row_sum = row_sum * alpha + p.sum(-1).view_as(row_sum)
         if not on_host or bool((alpha != 1).any()):
             acc.mul_(alpha.flatten(1)[..., None])
@@ -76,7 +80,7 @@ def _combine(parts: Sequence[Partial]) -> Partial:
     acc, row_sum = torch.zeros_like(parts[0][0]), torch.zeros_like(row_max)
     for part_acc, part_max, part_sum in parts:
         out = part_acc / torch.where(part_sum == 0, 1, part_sum).flatten(1)[..., None]
-        weight = part_sum * torch.exp2(part_max - safe_max)
+        weight = part_sum * torch.exp(part_max - safe_max)
         acc += out * weight.flatten(1)[..., None]
         row_sum += weight
     return acc, row_max, row_sum
@@ -88,16 +92,16 @@ def _finalize(chunk: Chunk, acc: Tensor, row_max: Tensor, row_sum: Tensor) -> tu
         sink = _sink_rows(chunk, row_max)
         new_max = torch.maximum(row_max, sink)
         safe_max = finite_or_zero(new_max)
-        alpha = torch.exp2(row_max - safe_max)
+        alpha = torch.exp(row_max - safe_max)
         acc = acc * alpha.flatten(1)[..., None]
-        row_sum = row_sum * alpha + torch.exp2(sink - safe_max)
+        row_sum = row_sum * alpha + torch.exp(sink - safe_max)
         row_max = new_max
     out = acc.view(*row_sum.shape, -1) / torch.where(row_sum == 0, 1, row_sum)[..., None]
-    return out, (row_max + row_sum.log2()) * LN2
+    return out, row_max + row_sum.log()
 
 
 def _sink_rows(chunk: Chunk, like: Tensor) -> Tensor:
-    """The sink logits in log2 units, broadcast to (chunk, group, M)."""
+    """The sink logits, broadcast to (chunk, group, M)."""
     assert chunk.dense.sink is not None  # narrows the type; the caller checked
-    sink = chunk.per_head(chunk.dense.sink).to(like.dtype) * LOG2E
+    sink = chunk.per_head(chunk.dense.sink).to(like.dtype)
     return sink.expand(*chunk.grid, 1, 1).reshape(-1, chunk.group, 1).expand_as(like)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 
 class UnsupportedError(RuntimeError):
     """A correct request that the backend does not cover.
@@ -17,3 +20,7 @@ class UnsupportedError(RuntimeError):
         self.backend = backend
         self.missing = missing
         self.nearest = nearest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Exceptions are pickled by position, to come back from a worker process; this one has keywords only."""
+        return (functools.partial(type(self), backend=self.backend, missing=self.missing, nearest=self.nearest), ())

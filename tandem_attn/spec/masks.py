@@ -8,6 +8,8 @@ same predicate serves the brute-force proofs and the backends.
 from __future__ import annotations
 
 import itertools
+import numbers
+import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +21,7 @@ from tandem_attn.spec.bands import Band, BlockRange, Bounds, block_range
 BOTTOM_RIGHT = "bottom-right"
 TOP_LEFT = "top-left"
 _ALIGNMENTS = (BOTTOM_RIGHT, TOP_LEFT)
+_FAR = 2**31 - 2  # the largest window bound that is one
 
 Index = Any  # int, or an integer array that broadcasts with the other indices
 Allowed = Any  # bool, or a boolean array
@@ -111,8 +114,8 @@ class Window(Mask):
 
     def __post_init__(self) -> None:
         for name, value in (("left", self.left), ("right", self.right)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise TypeError(f"{name} must be an int or None (unbounded), got {value!r}")
+            if value is not None:
+                object.__setattr__(self, name, reachable(_integer(name, value)))
         if self.align not in _ALIGNMENTS:
             raise ValueError(f"align must be one of {_ALIGNMENTS}, got {self.align!r}")
 
@@ -120,9 +123,9 @@ class Window(Mask):
         diagonal = q_idx + (seqlen_k - seqlen_q) if self.align == BOTTOM_RIGHT else q_idx
         sees: Allowed = True
         if self.left is not None:
-            sees = sees & (kv_idx >= diagonal - self.left)
+            sees = sees & (diagonal - kv_idx <= self.left)  # differences of indices cannot overflow, sums with a bound can
         if self.right is not None:
-            sees = sees & (kv_idx <= diagonal + self.right)
+            sees = sees & (kv_idx - diagonal <= self.right)
         return sees
 
     def bounds(self, seqlen_q: int, seqlen_k: int) -> Bounds:
@@ -132,7 +135,28 @@ class Window(Mask):
 
     @property
     def code(self) -> str:
-        return f"window({self.left},{self.right},{self.align})"
+        return f"window({bound_text(self.left)},{bound_text(self.right)},{self.align})"
+
+
+def _integer(name: str, value: Any) -> int:
+    if not is_integer(value):
+        raise TypeError(f"{name} must be an int or None (unbounded), got {value!r}")
+    return operator.index(value)
+
+
+def is_integer(x: Any) -> bool:
+    """Python's integers and numpy's."""
+    return not isinstance(x, bool) and isinstance(x, (int, numbers.Integral))
+
+
+def bound_text(bound: int | None) -> str:
+    """A window's bound as text. operator.index makes a number of torch.compile's symbolic integers, which have no text."""
+    return "None" if bound is None else f"{operator.index(bound)}"
+
+
+def reachable(bound: int) -> int | None:
+    """No sequence has 2^31 keys, so such a bound (``sys.maxsize``, say) is none; kernels may add to it in 32 bits."""
+    return None if bound > _FAR else max(bound, -_FAR)
 
 
 def _tighter(a: int | None, b: int | None) -> int | None:
@@ -204,7 +228,11 @@ class Predicate(Mask):
         _recent.append(self)
 
     def allowed(self, b: Index, h: Index, q_idx: Index, kv_idx: Index, seqlen_q: Index, seqlen_k: Index) -> Allowed:  # noqa: ARG002
-        return self.fn(b, h, q_idx, kv_idx)
+        return _boolean(self.fn(b, h, q_idx, kv_idx), (b, h, q_idx, kv_idx))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, here or in another process, is a predicate of its own: numbers in names count within one process."""
+        return (Predicate, (self.fn, self.name.rpartition(":")[0]))
 
     def bounds(self, seqlen_q: int, seqlen_k: int) -> Bounds:  # noqa: ARG002
         return Bounds(Band(), None)
@@ -212,6 +240,24 @@ class Predicate(Mask):
     @property
     def code(self) -> str:
         return f"predicate({self.name})"
+
+
+def _boolean(sees: Any, indices: tuple[Index, ...]) -> Allowed:
+    """What a predicate returned, checked against the indices that it got."""
+    if isinstance(sees, bool):
+        return sees
+    arrays = [index for index in indices if hasattr(index, "shape")]
+    is_scalar = getattr(sees, "shape", None) == () and not (arrays and isinstance(sees, type(arrays[0])))
+    if str(getattr(sees, "dtype", "")).removeprefix("torch.") != "bool" or not (is_scalar or isinstance(sees, type(arrays[0]))):
+        kind = f"a {sees.dtype} tensor" if str(getattr(sees, "dtype", "")).startswith("torch.") else type(sees).__name__
+        raise TypeError(f"mask predicate must return a bool tensor, got {kind}")
+    if is_scalar:
+        return bool(sees)
+    for i, size in enumerate(reversed(sees.shape), 1):
+        joint = max((index.shape[-i] for index in arrays if len(index.shape) >= i), key=lambda n: (n != 1, n), default=0)
+        if size not in (1, joint) or not any(len(index.shape) >= i for index in arrays):
+            raise ValueError(f"mask predicate must return a shape that broadcasts with its indices, got {tuple(sees.shape)}")
+    return sees
 
 
 class _Pair(Mask):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import numbers
+import operator
 from dataclasses import dataclass, field
+from typing import Any
 
-from tandem_attn.spec.masks import Full, Mask
+from tandem_attn.spec.masks import Full, Mask, is_integer
 
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes an element
+DEVICES = ("cpu", "cuda", "meta")  # meta: shapes only
+_FLAGS = ("sink", "alibi", "bias", "varlen", "seqused", "cache", "backward", "deterministic", "return_lse")
 HEAD_DIM_MAX = 256  # the largest head dimension any peer trains with; absorbed MLA (512 + 64) is another algorithm
 
 
@@ -58,6 +63,7 @@ class Problem:
             raise TypeError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype}")
         if not isinstance(self.mask, Mask):
             raise TypeError(f"mask must be a Mask, got {type(self.mask).__name__}")
+        _check_scores(self)
         _fill(self, "scale", 1.0 / math.sqrt(self.head_dim) if self.scale is None else float(self.scale))
         if not math.isfinite(self.scale_value):
             raise ValueError(f"scale must be finite, got {self.scale}")
@@ -93,13 +99,34 @@ def _fill(problem: Problem, name: str, value: object) -> None:
 def _check_sizes(p: Problem) -> None:
     for name in ("batch", "seqlen_q", "seqlen_k", "heads", "heads_kv", "head_dim", "head_dim_v", "total_q", "total_k", "page_size"):
         value = getattr(p, name)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if not is_integer(value):
             raise TypeError(f"{name} must be an int, got {value!r}")
+        _fill(p, name, operator.index(value))
         minimum = 1 if name in ("heads", "heads_kv", "head_dim", "head_dim_v") else 0
         if value < minimum:
             raise ValueError(f"{name} must be >= {minimum}, got {value}")
     if p.heads % p.heads_kv:
         raise ValueError(f"heads must be a multiple of heads_kv, got heads={p.heads}, heads_kv={p.heads_kv}")
-    for length in p.lengths:
+    for length in _pairs(p.lengths):
         if min(length) < 0:
             raise ValueError(f"lengths must be >= 0, got {length}")
+
+
+def _pairs(lengths: Any) -> Any:
+    is_pairs = isinstance(lengths, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in lengths)
+    if not is_pairs or not all(is_integer(length) for pair in lengths for length in pair):
+        raise TypeError(f"lengths must be a tuple of (seqlen_q, seqlen_k), got {lengths!r}")
+    return lengths
+
+
+def _check_scores(p: Problem) -> None:
+    for name in ("scale", "softcap"):
+        value = getattr(p, name)
+        is_default = name == "scale" and value is None
+        if not is_default and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+    for name in _FLAGS:
+        if not isinstance(getattr(p, name), bool):
+            raise TypeError(f"{name} must be a bool, got {getattr(p, name)!r}")
+    if p.device not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {p.device!r}")

@@ -1,0 +1,39 @@
+"""The group of all subcommands."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import click
+
+from tandem_attn._version import __version__
+from tandem_attn.cli.check import check
+from tandem_attn.cli.demo import demo
+from tandem_attn.cli.doctor import doctor
+from tandem_attn.cli.plan import plan
+from tandem_attn.cli.roofline import roofline
+from tandem_attn.cli.support import support
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="tandem")
+def main() -> None:
+    """Exact attention for NVIDIA Hopper and Blackwell, with the same API on a CPU.
+
+    \b
+    Start with:
+      tandem doctor                                  what works on this machine
+      tandem support                                 what each backend covers
+      tandem check --seqlen-q 1000 --mask causal     errors of a problem against float64
+      tandem plan --head-dim 128 --chip B200         how a kernel for it is built, and why
+      tandem roofline --head-dim 128 --chip B200     what bounds it
+      tandem demo                                    a language model running on it
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character of a table shows ?
+
+
+for command in (check, demo, doctor, plan, roofline, support):
+    main.add_command(command)

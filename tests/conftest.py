@@ -1,0 +1,68 @@
+"""The whole suite: skipped CUDA tests say why, and the report counts the semantic suite's cells that a backend does not support."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("tandem", deadline=None, print_blob=True, derandomize=True)
+settings.load_profile("tandem")
+
+UNSUPPORTED = pytest.StashKey[dict[str, int]]()  # "backend: reason" -> cells
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[UNSUPPORTED] = collections.Counter()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Tests are small: threads cost more than they bring, and several processes may share the cores."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _needs_cuda(request: pytest.FixtureRequest) -> None:
+    marker = request.node.get_closest_marker("cuda")
+    wanted = marker.kwargs.get("devices", 1) if marker else 0
+    if wanted > torch.cuda.device_count():
+        pytest.skip(f"needs {wanted} CUDA device{'s' * (wanted > 1)}, this machine has {torch.cuda.device_count()}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects the cells that ``supports`` refuses, and keeps count of them and of the reasons."""
+    refused = []
+    for item in items:
+        cell = getattr(item, "callspec", None)
+        reason = cell.params["cell"].refused() if cell and "cell" in cell.params else ""
+        if reason:
+            refused.append(item)
+            config.stash[UNSUPPORTED][f"{cell.params['cell'].backend.name}: {reason}"] += 1  # type: ignore[union-attr]
+    if refused:
+        config.hook.pytest_deselected(items=refused)
+        items[:] = [item for item in items if item not in set(refused)]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["unsupported"] = dict(session.config.stash[UNSUPPORTED])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every worker of pytest-xdist collects the whole suite, so one worker's counts are the suite's."""
+    node.config.stash[UNSUPPORTED] = collections.Counter(getattr(node, "workeroutput", {}).get("unsupported", {}))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    counts = config.stash[UNSUPPORTED]
+    if not counts:
+        return
+    terminalreporter.section("semantic cells not supported by a backend (tandem_attn.supports), not run")
+    for reason, cells in sorted(counts.items(), key=lambda entry: (entry[0].split(":")[0], -entry[1])):
+        terminalreporter.line(f"{cells:5d}  {reason}")
