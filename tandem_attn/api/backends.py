@@ -65,11 +65,17 @@ def _nothing_missing(problem: Problem) -> str | None:  # noqa: ARG001
     return None
 
 
+def _tandem_missing(problem: Problem) -> str | None:
+    """The forward is Tandem's; the backward is PyTorch's flash kernel, fed with Tandem's O and LSE."""
+    lacking = sdpa.missing(problem) if problem.backward else None
+    return kernels.missing(problem) or (f"a backward of its own (PyTorch's is used, which lacks {lacking})" if lacking else None)
+
+
 BACKENDS = {
     backend.name: backend
     for backend in (
         Backend(
-            "tandem", "Tandem's own Hopper forward (backward by PyTorch)", kernels.missing, kernels.plan, kernels.forward, kernels.backward
+            "tandem", "Tandem's own Hopper forward (backward by PyTorch)", _tandem_missing, kernels.plan, kernels.forward, sdpa.backward
         ),
         Backend("sdpa", "PyTorch's scaled_dot_product_attention kernels", sdpa.missing, _host_plan, sdpa.forward, sdpa.backward),
         Backend("reference", "tiled attention in PyTorch operations", _nothing_missing, _host_plan, tiled.forward, tiled.backward),

@@ -1,4 +1,4 @@
-"""The kernels as a backend: which problems they cover, how they are planned, and the forward call."""
+"""The kernels as a backend: which forwards they cover, how they are planned, and the call."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from torch import Tensor
 
 from tandem_attn.kernels import cuda, launch
 from tandem_attn.kernels.compile import TRITON, Kernel, compiled
-from tandem_attn.reference import sdpa
 from tandem_attn.spec.errors import UnsupportedError
-from tandem_attn.spec.inputs import Gradients, Inputs
+from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.masks import Document, Predicate
-from tandem_attn.spec.plan import ELEMENT_BYTES, Launch, Plan, Schedule, ScheduleKind, mask_scalars
+from tandem_attn.spec.plan import ELEMENT_BYTES, FORWARD, Launch, Plan, Schedule, ScheduleKind, mask_scalars
 from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
@@ -27,7 +26,7 @@ _EXTRAS = {"cache": "a KV cache", "bias": "a bias"}
 
 
 def missing(problem: Problem) -> str | None:
-    """What the problem asks for that the kernels lack; None: they serve it."""
+    """What the forward of the problem asks for that the kernels lack; None: they serve it."""
     if problem.device != "cuda":
         return "devices other than CUDA"
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
@@ -61,8 +60,6 @@ def lacks(problem: Problem) -> str | None:
         found.append(f"the mask {problem.mask.code}")
     if max(problem.seqlen_q, problem.seqlen_k, problem.varlen * problem.total_q, problem.varlen * problem.total_k) > _MAX_ROWS:
         found.append(f"more than {_MAX_ROWS} rows")
-    if problem.backward and (lacking := sdpa.missing(problem)) is not None:
-        found.append(f"a backward of its own (PyTorch's is used, which lacks {lacking})")
     if not found:
         try:
             plan(problem)
@@ -72,9 +69,9 @@ def lacks(problem: Problem) -> str | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(problem: Problem) -> Plan:
-    """How the forward of a problem is computed."""
-    chosen = make_plan(problem, "H200", direction="forward", num_splits=1, pack_gqa=1).plan
+def plan(problem: Problem, direction: str = FORWARD) -> Plan:  # noqa: ARG001
+    """How the forward of a problem is computed; a backward that is not ours needs no plan, and gets this one too."""
+    chosen = make_plan(problem, "H200", direction=FORWARD, num_splits=1, pack_gqa=1).plan
     if problem.varlen and chosen.schedule.launch is Launch.NONE:  # how many tiles there are is known on the device only
         return chosen.with_(schedule=Schedule(ScheduleKind.LPT, Launch.DYNAMIC))
     return chosen
@@ -100,13 +97,6 @@ def forward(problem: Problem, plan: Plan, inputs: Inputs) -> tuple[Tensor, Tenso
         with torch.cuda.device(q.device):
             _launch(problem, plan, inputs, q, k, v, out, lse)
     return out, lse
-
-
-def backward(
-    problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None
-) -> Gradients:
-    """Gradients by PyTorch's kernels, from our O and LSE: ``missing`` refuses what those lack."""
-    return sdpa.backward(problem, plan, inputs, out, lse, grad_out, grad_lse)
 
 
 def _launch(problem: Problem, plan: Plan, inputs: Inputs, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> None:

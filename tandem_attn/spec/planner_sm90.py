@@ -43,7 +43,8 @@ def _fills_wide_tiles(problem: Problem) -> bool:
 
 def _few_scalars(problem: Problem, mask: str) -> bool:
     """Whether the registers that Q would take are free of other features' scalars."""
-    return not (problem.softcap or problem.alibi or problem.seqused or "window(#" in mask)
+    busy = problem.softcap or problem.alibi or problem.seqused or "window(#" in mask
+    return not busy and len(chunks(problem.head_dim)) == 1  # a second chunk of Q has addresses of its own
 
 
 def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:

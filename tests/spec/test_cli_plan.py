@@ -105,7 +105,7 @@ def test_plan_draws_memory_and_gives_reasons() -> None:
 
 
 def test_plan_as_json() -> None:
-    got = json.loads(run(plan, "--chip", "h200", "--json", "--head-dim", "64").output)
+    got = json.loads(run(plan, "--chip", "h200", "--json", "--head-dim", "64", "--seqlen-q", "8192").output)
     assert got["plan"]["arch"] == "H200" and got["plan"]["q_stages"] == 3
     assert got["plan"]["schedule"]["kind"] == "naive" and got["reasons"] and len(got["digest"]) == 32
     assert [role["name"] for role in got["plan"]["roles"]] == ["consumer0", "consumer1", "consumer2", "producer"]

@@ -352,9 +352,9 @@ def _finish(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
         row_max, row_sum, share = _with_sink(gl.load(args.sink + work.head) * softmax.LOG2_E, row_max, row_sum)
     else:
         share = gl.full([plan.tile_m], 1.0, gl.float32, layout)
-    used = rows < work.seq.q.used
-    lse = gl.where(used & (row_sum > 0), (row_max + gl.log2(row_sum)) * softmax.LN_2, float("-inf"))
-    inverse = gl.where(used & (row_sum > 0), share / row_sum, 0.0)
+    used = rows < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
+    lse = gl.where(used & (row_sum != 0), (row_max + gl.log2(row_sum)) * softmax.LN_2, float("-inf"))
+    inverse = gl.where(used & (row_sum != 0), share / row_sum, 0.0)
     acc = state.acc * gl.convert_layout(inverse, gl.SliceLayout(1, state.acc.type.layout))[:, None]
     tma.store_wait(0)
     gl.barrier()
