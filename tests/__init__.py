@@ -1,0 +1,1 @@
+"""Tests mirror the package; ``tests/support`` holds what they share."""

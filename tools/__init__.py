@@ -1,0 +1,1 @@
+"""Programs for developers; a package, so that an installed one of the same name never shadows it."""
