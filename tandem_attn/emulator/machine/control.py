@@ -10,8 +10,7 @@ from tandem_attn.emulator.errors import ExecutionError
 from tandem_attn.emulator.machine.warp import Blocked, Frame, Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.ops.in_flight import Watch
-from tandem_attn.emulator.ptx.link import names
-from tandem_attn.emulator.ptx.nodes import Group, Instruction, Reg, Symbol
+from tandem_attn.emulator.ptx.nodes import Function, Group, Instruction, Operand, Reg, Symbol, Variable
 from tandem_attn.emulator.ptx.program import EXIT, Segment
 
 if TYPE_CHECKING:
@@ -97,9 +96,11 @@ class Control:
             return True
         return False
 
-    def rotate(self, warp: Warp) -> None:
+    def rotate(self, warp: Warp) -> bool:
         """Of two divergent paths that both wait to reconverge, run the other one next, so that a spinning path cannot starve it."""
         stack = warp.stack
+        if len(stack) > 1 and stack[-2].waits:
+            return False
         if (
             len(stack) > 2
             and stack[-2].stop == stack[-1].stop
@@ -108,6 +109,8 @@ class Control:
             and stack[-2].segment != stack[-2].stop
         ):
             stack[-1], stack[-2] = stack[-2], stack[-1]
+            return True
+        return False
 
     def lanes_of(self, frame: Frame) -> np.ndarray[Any, Any]:
         return frame.mask if frame.mask is not None else np.ones(32, np.bool_)
@@ -165,36 +168,52 @@ class Control:
     # ---- calls and ends
     def call(self, warp: Warp, frame: Frame, segment: Segment) -> None:
         ins = self.program.code[segment.last]
-        if ins.predicate is not None:
-            raise ExecutionError("a predicated call is not supported")
+        lanes = self.taken(warp, frame, ins)
+        frame.segment = segment.targets[0]
+        if not lanes.any():
+            return
+        mask = frame.mask if ins.predicate is None else lanes
         groups = [o for o in ins.operands if isinstance(o, Group)]
         callee = next(o for o in ins.operands if isinstance(o, Symbol))
-        results = groups[0] if groups and isinstance(ins.operands[0], Group) else Group(())
-        given = groups[1] if len(groups) > 1 else groups[0] if groups and not isinstance(ins.operands[0], Group) else Group(())
-        caller = segment.function.name
+        first = isinstance(ins.operands[0], Group)
+        results: tuple[Operand, ...] = groups[0].items if first else ()
+        given: tuple[Operand, ...] = groups[-1].items if len(groups) > first else ()
+        caller = segment.function
         warp.current = segment.last
         if callee.name not in self.program.entries:
-            self.external(warp, frame, callee.name, [self.links.local_offsets[caller, n] for n in names(given)])
-            frame.segment = segment.targets[0]
+            self.external(warp, mask, callee.name, [self.links.local_offsets[caller.name, o.name] for o in given if isinstance(o, Symbol)])
             return
         function = self.program.module.functions[callee.name]
-        if any(f.call and f.stop == -2 - self.program.entries[callee.name] for f in warp.stack):
+        mark = -2 - self.program.entries[callee.name]
+        if any(f.call and f.stop == mark for f in warp.stack):
             raise ExecutionError(f"recursion into {callee.name} is not supported")
-        for argument, parameter in zip(names(given), function.params, strict=True):
-            self.copy_local(warp, frame, (caller, argument), (callee.name, parameter.name), parameter.size)
-        frame.segment = segment.targets[0]
-        bottom = Frame(self.program.entries[callee.name], -2 - self.program.entries[callee.name], frame.mask, call=True)
-        bottom.returns = [((callee.name, r.name), (caller, n), r.size) for r, n in zip(function.results, names(results), strict=True)]
+        for operand, parameter in zip(given, function.params, strict=True):
+            self.copy_argument(warp, mask, (caller, operand), (function, self.place(function, parameter)), parameter.size)
+        bottom = Frame(self.program.entries[callee.name], mark, mask, call=True)
+        bottom.returns = [
+            ((function, self.place(function, r)), (caller, o), r.size) for r, o in zip(function.results, results, strict=True)
+        ]
         warp.stack.append(bottom)
 
-    def copy_local(self, warp: Warp, frame: Frame, source: tuple[str, str], target: tuple[str, str], size: int) -> None:
-        a, b = self.links.local_offsets[source], self.links.local_offsets[target]
-        lanes = np.arange(32) if frame.mask is None else np.flatnonzero(frame.mask)
-        warp.local[lanes, b : b + size] = warp.local[lanes, a : a + size]
+    def place(self, function: Function, variable: Variable) -> Operand:
+        """A parameter or result as an operand inside its function."""
+        return function.registers.get(variable.name) or Symbol(variable.name)
 
-    def external(self, warp: Warp, frame: Frame, name: str, offsets: list[int]) -> None:
+    def copy_argument(self, warp: Warp, mask: Any, source: tuple[Function, Operand], target: tuple[Function, Operand], size: int) -> None:
+        """Between registers, or between variables in the thread's local memory."""
+        a, b = source[1], target[1]
+        if isinstance(b, Reg):
+            warp.put(b, warp.get(a) if isinstance(a, Reg) else np.full(32, getattr(a, "value", 0), warp.get(b).dtype), mask)
+            return
+        if not isinstance(a, Symbol) or not isinstance(b, Symbol):
+            raise ExecutionError("a call that passes a register for a .param argument")
+        start, end = self.links.local_offsets[source[0].name, a.name], self.links.local_offsets[target[0].name, b.name]
+        lanes = np.arange(32) if mask is None else np.flatnonzero(mask)
+        warp.local[lanes, end : end + size] = warp.local[lanes, start : start + size]
+
+    def external(self, warp: Warp, mask: Any, name: str, offsets: list[int]) -> None:
         """Functions of the runtime: __assertfail (CUDA programming guide, "Assertion") and vprintf."""
-        lane = 0 if frame.mask is None else int(frame.mask.argmax())
+        lane = 0 if mask is None else int(mask.argmax())
         if name == "__assertfail":
             message, file, line, function = (warp.local[lane, o : o + 8].copy() for o in offsets[:4])
             texts = [self.text_at(int(v.view(np.uint64)[0])) for v in (message, file, function)]
@@ -242,9 +261,8 @@ class Control:
             return
         ins = self.program.code[segment.last]
         gone = self.taken(warp, frame, ins)
-        returning = Frame(0, 0, gone)
         for source, target, size in warp.stack[bottom].returns:
-            self.copy_local(warp, returning, source, target, size)
+            self.copy_argument(warp, gone, source, target, size)
         self.leave(warp, frame, segment, bottom)
 
     def trap(self, warp: Warp, frame: Frame, segment: Segment) -> None:
@@ -272,8 +290,8 @@ class Control:
             frame.segment = segment.targets[0]
             return False
         assert isinstance(why, Blocked)
-        if not why.retry:
-            frame.segment = segment.targets[0]
-        self.rotate(warp)
+        frame.waits = True
+        if self.rotate(warp):  # the other side of a divergent branch goes on
+            return False
         self.machine.blocked(warp, why)
         return True

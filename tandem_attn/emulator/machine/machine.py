@@ -117,6 +117,8 @@ class Machine:
         """What a warp waited for has happened."""
         if warp.blocked is not None:
             warp.blocked = None
+            for frame in warp.stack:
+                frame.waits = False
             self.ready.append(warp)
             self.progress += 1
 
@@ -198,17 +200,24 @@ class Machine:
         return True
 
     def time_out_waits(self) -> bool:
-        """When nothing else can run, each blocked try_wait returns false once: the manual allows a time limit."""
+        """When nothing else can run, each blocked try_wait returns false once (the manual allows a time limit)."""
         woken = False
         for cluster in self.resident:
             for cta in cluster.ctas:
                 for warp in cta.warps:
                     waiting = warp.blocked
-                    if waiting is not None and waiting.detail.get("may_time_out") and warp.timed_out_at != self.progress:
+                    if waiting is None or not waiting.detail.get("may_time_out"):
+                        continue
+                    if warp.timed_out_at != self.progress:
                         warp.timed_out_at = self.progress
+                        warp.timed_out.clear()
+                    if warp.current not in warp.timed_out:
+                        warp.timed_out.add(warp.current)
                         warp.time_out = True
                         waiting.detail["barrier"].waiters.remove(warp)
                         warp.blocked = None
+                        for frame in warp.stack:
+                            frame.waits = False
                         self.ready.append(warp)
                         woken = True
         return woken

@@ -30,16 +30,16 @@ class Frame:
     stop: int
     mask: Array | None
     call: bool = False
+    waits: bool = False  # its next instruction found nothing to go on with; tried again when the warp is woken
+    arrived: tuple[int, int] | None = None  # (instruction, phase) of a named barrier at which this path has arrived and waits
     returns: list[Any] = field(default_factory=list)  # of a call: (variable of the callee, variable of the caller, bytes)
 
 
 @dataclass(slots=True)
 class Blocked:
-    """Why a warp waits. `ready` says whether it may go on; `retry`: run the blocking instruction again then (else go behind it)."""
+    """Why a warp waits. What it waits for wakes it (`Machine.wake`); the instruction is then executed again."""
 
     reason: str
-    ready: Any
-    retry: bool = True
     detail: dict[str, Any] = field(default_factory=dict)
 
 
@@ -74,8 +74,8 @@ class Warp:
         self.mma_chain = 0  # numbers the accumulations of tcgen05.mma that this warp has begun
         self.max_registers = cta.launch.registers
         self.time_out = False  # the blocked try_wait returns false now
-        self.timed_out_at = -1
-        self.arrived_at = -1  # the barrier instruction at which the warp has arrived and waits
+        self.timed_out_at = -1  # the machine's progress when this warp's waits last timed out
+        self.timed_out: set[int] = set()  # the instructions that did
         self.cluster_phase: int | None = None  # of its arrival at the cluster barrier, until it has waited
         self.current = -1  # the machine instruction in execution
         self.instructions = 0

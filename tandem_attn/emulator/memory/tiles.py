@@ -27,8 +27,8 @@ class Box:
     def __init__(self, memory: GlobalMemory, tensor: TensorMap, coordinates: Sequence[int]) -> None:
         if len(coordinates) != tensor.rank:
             raise Fault("undefined", f"{len(coordinates)} coordinates for a tensor of rank {tensor.rank}")
-        if any(step != 1 for step in tensor.steps) or tensor.interleave:
-            raise Fault("undefined", "element strides and interleaved layouts are not modelled")
+        if tensor.interleave:
+            raise Fault("undefined", "interleaved layouts are not modelled")
         self.memory, self.tensor = memory, tensor
         group, self.global_bytes, self.shared_bytes = _PACKED.get(tensor.element, (1, tensor.size, tensor.size))
         first = list(coordinates)
@@ -37,13 +37,17 @@ class Box:
             if first[0] % group or box[0] % group:
                 raise Fault("misaligned", f"coordinate {first[0]} or box {box[0]} is not a multiple of {group} packed elements")
             first[0], dims[0], box[0] = first[0] // group, dims[0] // group, box[0] // group
+        steps = (1, *tensor.steps[1:])  # the traversal stride of the innermost dimension is ignored without interleave (driver API)
+        box = [-(-n // step) for n, step in zip(box, steps, strict=True)]
         self.shape = tuple(reversed(box))
-        self.low = [max(0, -c) for c in first]
-        self.high = [max(low, min(n, d - c)) for low, n, d, c in zip(self.low, box, dims, first, strict=True)]
+        self.low = [max(0, -(c // step)) for c, step in zip(first, steps, strict=True)]
+        ends = [-(-(d - c) // step) for d, c, step in zip(dims, first, steps, strict=True)]
+        self.high = [max(low, min(n, end)) for low, n, end in zip(self.low, box, ends, strict=True)]
         self.empty = any(h <= lo for lo, h in zip(self.low, self.high, strict=True))
         self.full = self.low == [0] * len(box) and self.high == box
-        self.strides = (self.global_bytes, *tensor.strides)
-        self.start = tensor.address + sum((c + lo) * s for c, lo, s in zip(first, self.low, self.strides, strict=True))
+        element = (self.global_bytes, *tensor.strides)
+        self.start = tensor.address + sum((c + lo * k) * s for c, lo, k, s in zip(first, self.low, steps, element, strict=True))
+        self.strides = tuple(s * k for s, k in zip(element, steps, strict=True))
         self.word = np.dtype(_WORDS[self.global_bytes])
 
     @property

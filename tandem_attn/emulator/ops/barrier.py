@@ -76,22 +76,29 @@ def barrier(ins: Instruction) -> Handler:
 
     def run(w: Warp, m: Array | None) -> Blocked | None:
         bar = w.cta.barrier(number(w, m))
-        if w.arrived_at == ins.index:  # woken behind the barrier
-            w.arrived_at = -1
+        frame = w.stack[-1]
+        if frame.arrived is not None and frame.arrived[0] == ins.index:
+            if bar.phase == frame.arrived[1]:  # woken by something else
+                return hold(w, bar)
+            frame.arrived = None
             finish(w, bar, m)
             return None
         expected = count(w, m) if count is not None else -(-w.cta.live_threads() // 32) * 32
         engine = w.cta.machine
+        lanes = w.lane_bits(m)
         if engine.observed:
             ident = BarrierId("named", w.cta.linear, bar.number)
-            engine.emit(Arrival(w.agent, engine.site(ins.index), ident, w.lane_bits(m), bar.phase, 32))
+            engine.emit(Arrival(w.agent, engine.site(ins.index), ident, lanes, bar.phase, 32))
         if vote is not None:
-            lanes = np.ones(32, np.bool_) if m is None else m
-            bar.votes.append((vote(w) & lanes, int(np.count_nonzero(lanes))))
-        if bar.arrive(w.index, 32, expected):
+            on = np.ones(32, np.bool_) if m is None else m
+            bar.votes.append((vote(w) & on, int(np.count_nonzero(on))))
+        phase = bar.phase
+        # A warp that is one path counts whole; the sides of a divergent branch count their own lanes.
+        threads = 32 if m is None or len(w.stack) == 1 else lanes.bit_count()
+        if bar.arrive(w.index, threads, expected):
             engine.progress += 1
             if engine.observed:
-                engine.emit(PhaseComplete(BarrierId("named", w.cta.linear, bar.number), bar.phase - 1))
+                engine.emit(PhaseComplete(BarrierId("named", w.cta.linear, bar.number), phase))
             waiting, bar.waiting = bar.waiting, []
             for other in waiting:
                 engine.wake(other)
@@ -100,10 +107,12 @@ def barrier(ins: Instruction) -> Handler:
             return None
         if op == "arrive":
             return None
+        frame.arrived = (ins.index, phase)
+        return hold(w, bar)
+
+    def hold(w: Warp, bar: NamedBarrier) -> Blocked:
         bar.waiting.append(w)
-        w.arrived_at = ins.index
-        came = f"{bar.arrived} of {bar.expected} threads came (warps {sorted(bar.members)})"
-        return Blocked(f"waits at barrier {bar.number}: {came}", None, retry=True)
+        return Blocked(f"waits at barrier {bar.number}: {bar.arrived} of {bar.expected} threads came (warps {sorted(bar.members)})")
 
     return run
 
@@ -141,6 +150,6 @@ def cluster(ins: Instruction) -> Handler:
             w.cluster_phase = None
             return None
         bar.waiting.append(w)
-        return Blocked(f"waits at the cluster barrier: {bar.arrived} of {bar.threads} threads came", None, retry=True)
+        return Blocked(f"waits at the cluster barrier: {bar.arrived} of {bar.threads} threads came")
 
     return run

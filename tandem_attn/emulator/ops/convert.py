@@ -124,23 +124,34 @@ def as_float(b: Builder, ins: Instruction, source: str) -> Val:
 def integer_to_float(b: Builder, ins: Instruction, to: str, source: str) -> Val:
     v = read_source(b, ins, source)
     mode = next((m for m in ins.mods if m in ("rn", "rz", "rm", "rp")), "rn")
-    if to in ("f16", "bf16"):
-        if size_of(v.t) == 8:
-            raise b.unsupported("cvt of 64-bit integers to 16-bit floats is not executed")
-        # exact in double; the float next to it rounded to odd keeps the second rounding right
-        wide = b.cast(v, "f8")
-        near = b.cast(wide, "f4")
-        toward_zero = direct(b, near, b.sub(wide, b.cast(near, "f8")), "rz")
-        inexact = b.compare("ne", b.cast(toward_zero, "f8"), wide)
-        odd = b.bits(b.or_(b.bits(toward_zero, "u4"), b.const("u4", 1)), "f4")
-        return b.cast(encode(b, b.select(inexact, odd, toward_zero), FORMATS[to], "rz" if mode == "rz" else "rn"), "u2")
-    if mode == "rn":
+    if mode == "rn" and to in ("f32", "f64"):
         return saturate_float(b, ins, b.cast(v, PTX_TYPE[to]))
-    if size_of(v.t) == 8 or to == "f64":
-        raise b.unsupported("this integer conversion is executed with .rn only")
-    wide = b.cast(v, "f8")
+    if to == "f64":
+        if size_of(v.t) == 8:
+            raise b.unsupported("conversions of 64-bit integers to f64 are executed with .rn only")
+        return b.cast(v, "f8")
+    wide = exact_enough(b, v)
     near = b.cast(wide, "f4")
-    return direct(b, near, b.sub(wide, b.cast(near, "f8")), mode)
+    if to == "f32":
+        return direct(b, near, b.sub(wide, b.cast(near, "f8")), mode)
+    if mode in ("rm", "rp"):
+        raise b.unsupported("cvt to 16-bit floats with .rm or .rp is not executed")
+    return b.cast(encode(b, odd_float(b, wide), FORMATS[to], mode), "u2")
+
+
+def exact_enough(b: Builder, v: Val) -> Val:
+    """An integer as f8 such that rounding to at most 32 bits sees the exact value: low bits of large ones are folded into a sticky bit."""
+    if size_of(v.t) < 8:
+        return b.cast(v, "f8")
+    signed = v.t == "i8"
+    negative = b.compare("lt", v, b.const(v.t, 0))
+    magnitude = b.bits(b.select(negative, b.sub(b.const(v.t, 0), v), v), "u8") if signed else v
+    large = b.compare("ge", magnitude, b.const("u8", 1 << 50))
+    rest = b.compare("ne", b.and_(magnitude, b.const("u8", (1 << 16) - 1)), b.const("u8", 0))
+    sticky = b.or_(b.binary("shr", magnitude, b.const("u8", 16)), b.select(rest, b.const("u8", 1), b.const("u8", 0)))
+    scaled = b.mul(b.cast(sticky, "f8"), b.const("f8", 65536.0))
+    out = b.select(large, scaled, b.cast(b.select(large, b.const("u8", 0), magnitude), "f8"))
+    return b.select(negative, b.unary("neg", out), out) if signed else out
 
 
 def float_to_float(b: Builder, ins: Instruction, to: str, source: str) -> Val:

@@ -143,32 +143,32 @@ def div(b: Builder, ins: Instruction) -> None:
     if not is_float(ins):
         integer.divide(b, ins, "div")
         return
-    mode = mode_of(ins)
+    elementwise(b, ins, ins.operands[1:3], lambda x, y: quotient(b, x, y, mode_of(ins)))
 
-    def compute(x: Val, y: Val) -> Val:
-        quotient = b.binary("div", x, y)
-        if mode == "rn":
-            return quotient
 
-        rest = b.unary("neg", b.fma(quotient, y, b.unary("neg", x)))
-        negative = b.compare("lt", y, b.const(y.t, 0.0))
-        return direct(b, quotient, b.select(negative, b.unary("neg", rest), rest), mode)
-
-    elementwise(b, ins, ins.operands[1:3], compute)
+def quotient(b: Builder, x: Val, y: Val, mode: str) -> Val:
+    """x / y; for the directed modes the sign of the remainder decides (Markstein)."""
+    near = b.binary("div", x, y)
+    if mode == "rn":
+        return near
+    rest = b.unary("neg", b.fma(near, y, b.unary("neg", x)))
+    return direct(b, near, b.select(b.compare("lt", y, b.const(y.t, 0.0)), b.unary("neg", rest), rest), mode)
 
 
 @pure("rcp", section="Floating-Point Instructions: rcp")
 def rcp(b: Builder, ins: Instruction) -> None:
-    if mode_of(ins) != "rn":
-        raise b.unsupported("rcp with directed rounding is not executed")
-    elementwise(b, ins, ins.operands[1:2], lambda x: b.binary("div", b.const(x.t, 1.0), x))
+    """.approx is given the IEEE result too."""
+    elementwise(b, ins, ins.operands[1:2], lambda x: quotient(b, b.const(x.t, 1.0), x, mode_of(ins)))
 
 
 @pure("sqrt", section="Floating-Point Instructions: sqrt")
 def sqrt(b: Builder, ins: Instruction) -> None:
-    if mode_of(ins) != "rn":
-        raise b.unsupported("sqrt with directed rounding is not executed")
-    elementwise(b, ins, ins.operands[1:2], lambda x: b.unary("sqrt", x))
+    def compute(x: Val) -> Val:
+        root = b.unary("sqrt", x)
+        mode = mode_of(ins)
+        return root if mode == "rn" else direct(b, root, b.unary("neg", b.fma(root, root, b.unary("neg", x))), mode)
+
+    elementwise(b, ins, ins.operands[1:2], compute)
 
 
 @pure("rsqrt", section="Floating-Point Instructions: rsqrt")

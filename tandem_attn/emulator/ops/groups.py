@@ -58,7 +58,7 @@ def wait(w: Warp, kind: str, lanes: Array, keep: int, read: bool, index: int) ->
             for op in group:
                 if not (op.read_done if read else op.done):
                     op.waiters.append(w)
-                    return Blocked(f"waits for {op.kind} of PTX line {engine.site(op.index).ptx_line} ({kind} group)", None)
+                    return Blocked(f"waits for {op.kind} of PTX line {engine.site(op.index).ptx_line} ({kind} group)")
         if count > 0:
             if engine.observed:
                 members = tuple(op.agent for group in groups.committed[:count] for op in group if op.agent is not None)

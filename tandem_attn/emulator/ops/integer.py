@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tandem_attn.emulator.codegen.builder import PTX_TYPE, Builder, Val, size_of
 from tandem_attn.emulator.ops.registry import pure
-from tandem_attn.emulator.ptx.nodes import Instruction
+from tandem_attn.emulator.ptx.nodes import Discard, Instruction, Operand, Pair
 from tandem_attn.emulator.ptx.operands import CARRY
 
 
@@ -168,19 +168,27 @@ def cnot(b: Builder, ins: Instruction) -> None:
     b.write(ins.operands[0], b.select(is_zero, b.const(t, 1), b.const(t, 0)))
 
 
+def pair_of(operand: Operand) -> tuple[Operand, Operand]:
+    """`d|p` as its two destinations; the second is discarded where there is none."""
+    return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, Discard())
+
+
 @pure("lop3", section="Logic and Shift Instructions: lop3")
 def lop3(b: Builder, ins: Instruction) -> None:
     x, y, z = (b.read(o, "u4") for o in ins.operands[1:4])
     table = getattr(ins.operands[4], "value", None)
-    if table is None or ins.mods[1] in ("or", "and"):
-        raise b.unsupported("lop3 with a predicate or a table that is no constant")
+    if table is None:
+        raise b.unsupported("lop3 with a table that is no constant")
     out = b.const("u4", 0)
     for row in range(8):
         if table >> row & 1:
             term = x if row & 4 else b.not_(x)
             term = b.and_(term, y if row & 2 else b.not_(y))
             out = b.or_(out, b.and_(term, z if row & 1 else b.not_(z)))
-    b.write(ins.operands[0], out)
+    target, predicate = pair_of(ins.operands[0])
+    if ins.mods[1] in ("or", "and"):  # .BoolOp: the result compared with zero, combined with a predicate
+        b.write(predicate, b.binary(ins.mods[1], b.compare("ne", out, b.const("u4", 0)), b.read(ins.operands[5], "b")))
+    b.write(target, out)
 
 
 @pure("shl", "shr", section="Logic and Shift Instructions: shl, shr")
@@ -292,6 +300,44 @@ def find_bit(b: Builder, ins: Instruction) -> None:
     none = b.compare("eq", unsigned, b.const(unsigned.t, 0))
     out = lead if ins.has("shiftamt") else b.sub(b.const("u4", width - 1), lead)
     b.write(ins.operands[0], b.select(none, b.const("u4", -1), out))
+
+
+@pure("dp2a", section="Integer Arithmetic Instructions: dp2a")
+def dot2(b: Builder, ins: Instruction) -> None:
+    """Two 16-bit elements of a by two bytes of b, the low (.lo) or the high (.hi) ones."""
+    ta, tb = (("i", "u")[m == "u32"] for m in ins.mods[2:4])
+    x, y = b.read(ins.operands[1], "u4"), b.read(ins.operands[2], "u4")
+    total = b.read(ins.operands[3], "i4")
+    for i in range(2):
+        first = b.cast(b.bits(b.cast(b.binary("shr", x, b.const("u4", 16 * i)), "u2"), f"{ta}2"), "i4")
+        place = b.const("u4", 8 * i + (16 if ins.has("hi") else 0))
+        second = b.cast(b.bits(b.cast(b.binary("shr", y, place), "u1"), f"{tb}1"), "i4")
+        total = b.add(total, b.mul(first, second))
+    b.write(ins.operands[0], total)
+
+
+@pure("fns", section="Integer Arithmetic Instructions: fns")
+def find_nth_set(b: Builder, ins: Instruction) -> None:
+    """The n-th set bit from `base` on, upwards for n > 0, downwards for n < 0; base itself for n = 0; all ones where there is none."""
+    mask, base = b.read(ins.operands[1], "u4"), b.read(ins.operands[2], "u4")
+    n = b.read(ins.operands[3], "i4")
+    out, seen_up, seen_down = b.const("u4", -1), b.const("i4", 0), b.const("i4", 0)
+    one, none = b.const("i4", 1), b.const("i4", 0)
+    for i in range(32):
+        for bit, up in ((i, True), (31 - i, False)):
+            is_set = b.compare("ne", b.and_(mask, b.const("u4", 1 << bit)), b.const("u4", 0))
+            inside = b.compare("le" if up else "ge", base, b.const("u4", bit))
+            counts = b.and_(is_set, inside)
+            if up:
+                seen_up = b.add(seen_up, b.select(counts, one, none))
+                hit = b.and_(b.and_(counts, b.compare("eq", seen_up, n)), b.compare("gt", n, none))
+            else:
+                seen_down = b.sub(seen_down, b.select(counts, one, none))
+                hit = b.and_(b.and_(counts, b.compare("eq", seen_down, n)), b.compare("lt", n, none))
+            out = b.select(hit, b.const("u4", bit), out)
+    at_base = b.binary("shr", mask, b.and_(base, b.const("u4", 31)))
+    zeroth = b.select(b.compare("ne", b.and_(at_base, b.const("u4", 1)), b.const("u4", 0)), base, b.const("u4", -1))
+    b.write(ins.operands[0], b.select(b.compare("eq", n, none), zeroth, out))
 
 
 @pure("dp4a", section="Integer Arithmetic Instructions: dp4a")

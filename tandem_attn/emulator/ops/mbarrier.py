@@ -197,7 +197,7 @@ def wait(ins: Instruction) -> Handler:
             barrier.waiters.append(w)
             what = f"parity {value & 1}" if parity else f"phase {value >> 40}"
             reason = f"waits for {what} of the mbarrier at shared offset {offset:#x} of CTA {cta.where}"
-            return Blocked(reason, None, retry=True, detail={"barrier": barrier, "may_time_out": True, "cta": cta, "offset": offset})
+            return Blocked(reason, detail={"barrier": barrier, "may_time_out": True, "cta": cta, "offset": offset})
         w.time_out = False
         if pending is not None and not blocking:
             w.yielding = True

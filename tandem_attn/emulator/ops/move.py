@@ -7,7 +7,7 @@ from tandem_attn.emulator.codegen.rounding import FORMATS, decode, flush
 from tandem_attn.emulator.memory.addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_MASK
 from tandem_attn.emulator.ops.integer import type_of
 from tandem_attn.emulator.ops.registry import pure
-from tandem_attn.emulator.ptx.nodes import TYPE_BYTES, Discard, Instruction, Memory, Operand, Pair, Vector
+from tandem_attn.emulator.ptx.nodes import TYPE_BYTES, Instruction, Memory, Operand, Pair, Vector
 
 
 @pure("mov", section="Data Movement and Conversion Instructions: mov")
@@ -133,12 +133,26 @@ def set_(b: Builder, ins: Instruction) -> None:
     """All ones or 0 for integer results, 1.0 or 0.0 for float ones."""
     to, kind = ins.mods[-2], ins.mods[-1]
     if kind in ("f16x2", "bf16x2"):
-        raise b.unsupported()
+        set_pair(b, ins, to, kind)
+        return
     x, y = compared(b, ins, kind, 1)
     outcome = combine(b, ins, compare(b, ins.mods[1], x, y), 3)
     t = PTX_TYPE[to]
     yes: Val = b.const(t, 1.0) if t[0] == "f" else b.const(t, 0x3F80 if to == "bf16" else -1)
     b.write(ins.operands[0], b.select(outcome, yes, b.const(t, 0)))
+
+
+def set_pair(b: Builder, ins: Instruction, to: str, kind: str) -> None:
+    """set on packed halves: 1.0 or 0.0 in each half, or for u32 and s32 all ones or zeros in each half."""
+    element = kind[:-2]
+    halves = [b.split(b.read(o, "u4")) for o in ins.operands[1:3]]
+    yes = {"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(to, 0xFFFF)
+    out = []
+    for half in range(2):
+        x, y = (decode(b, b.cast(h[half], "u4"), FORMATS[element]) for h in halves)
+        outcome = combine(b, ins, compare(b, ins.mods[1], x, y), 3)
+        out.append(b.select(outcome, b.const("u2", yes), b.const("u2", 0)))
+    b.write(ins.operands[0], b.join(*out))
 
 
 @pure("prmt", section="Data Movement and Conversion Instructions: prmt")
@@ -217,8 +231,3 @@ def isspacep(b: Builder, ins: Instruction) -> None:
         "const": lambda: b.const("b", 0),
     }[space]()
     b.write(ins.operands[0], outcome)
-
-
-def pair_of(operand: Operand) -> tuple[Operand, Operand]:
-    """`d|p` as its two destinations; the second is discarded where there is none."""
-    return (operand.first, operand.second) if isinstance(operand, Pair) else (operand, Discard())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tandem_attn.emulator.codegen.builder import Builder, Val
-from tandem_attn.emulator.ops.integer import type_of
-from tandem_attn.emulator.ops.move import pair_of
+from tandem_attn.emulator.ops.integer import pair_of, type_of
 from tandem_attn.emulator.ops.registry import pure
 from tandem_attn.emulator.ptx.nodes import Instruction
 

@@ -54,7 +54,7 @@ def alloc(ins: Instruction) -> Handler:
         if first is None:
             held = sum(memory.sizes.values())
             w.cta.tmem_waiters.append(w)
-            return Blocked(f"waits for {count} free TMEM columns; {held} of {COLUMNS} are allocated in the CTA", None)
+            return Blocked(f"waits for {count} free TMEM columns; {held} of {COLUMNS} are allocated in the CTA")
         address = to(w)
         lane = int(lanes_of(m)[0])
         target, offset = w.shared_target(address[lane : lane + 1])
@@ -285,7 +285,7 @@ def wait(ins: Instruction) -> Handler:
         for op in pending:
             if not op.done:
                 op.waiters.append(w)
-                return Blocked(f"waits for {op.kind} of PTX line {w.cta.machine.site(op.index).ptx_line}", None)
+                return Blocked(f"waits for {op.kind} of PTX line {w.cta.machine.site(op.index).ptx_line}")
         engine = w.cta.machine
         if engine.observed:
             members = tuple(op.agent for op in pending if op.agent is not None)

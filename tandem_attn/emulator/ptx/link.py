@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tandem_attn.emulator.errors import ParseError
@@ -99,12 +98,3 @@ def _as_local(ins: Instruction) -> None:
     """Parameters of calls live in the thread's local memory; only the kernel's own are in the parameter window."""
     ins.mods = tuple("local" if m.startswith("param") else m for m in ins.mods)
     ins.opcode = ".".join(ins.mods)
-
-
-def names(operand: Operand) -> Iterator[str]:
-    """The symbols in a group of call arguments."""
-    if isinstance(operand, Symbol):
-        yield operand.name
-    elif isinstance(operand, Group):
-        for item in operand.items:
-            yield from names(item)

@@ -160,6 +160,7 @@ class Function:
     locals: dict[str, Variable] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)  # unique label name -> instruction index
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # .branchtargets
+    registers: dict[str, Reg] = field(default_factory=dict)  # parameters and results that are registers
 
 
 @dataclass(slots=True)

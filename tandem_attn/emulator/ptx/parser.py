@@ -329,8 +329,11 @@ class Parser:
         self.module.functions[name] = function
         self.function = function
         function.start = len(self.module.code)
-        function.locals = {v.name: v for v in params + results}
+        function.locals = {v.name: v for v in params + results if v.space == "param"}
         self.open_scope()
+        for variable in (v for v in params + results if v.space == "reg"):
+            self.add_register(variable.name, variable.type)
+            function.registers[variable.name] = self.scopes[-1].registers[variable.name]
         self.body(function)
         function.end = len(self.module.code)
         if function.end == function.start or self.module.code[-1].name not in ("ret", "exit", "bra", "trap"):
@@ -353,7 +356,7 @@ class Parser:
             space = self.next().text
             if space not in (".param", ".reg"):
                 raise self.error(f"expected .param, found {space!r}")
-            found.append(self.declarator("param", *self.qualifiers()))
+            found.append(self.declarator(space[1:], *self.qualifiers()))
             self.accept(",")
         return found
 

@@ -192,13 +192,14 @@ def _liveness(module: Module, segments: list[Segment], first: int) -> set[Reg]:
         use.append(used)
         define.append(defined)
         segment.touched = _members(touched, regs)
+    kept = sum(1 << _number(reg, names, regs) for reg in segments[0].function.registers.values())
     live_in = [0] * len(segments)
     live_out = [0] * len(segments)
     changed = True
     while changed:
         changed = False
         for i in range(len(segments) - 1, -1, -1):
-            out = 0
+            out = kept if segments[i].kind == "ret" else 0
             for t in _flow(segments[i]):
                 if t != EXIT:
                     out |= live_in[t - first]

@@ -8,6 +8,7 @@ from typing import Any
 from tandem_attn.emulator.memory.faults import Fault
 
 NAMED_BARRIERS = 16
+WARP = 32
 
 
 @dataclass(slots=True)
@@ -25,11 +26,11 @@ class NamedBarrier:
 
     def arrive(self, warp: int, threads: int, expected: int) -> bool:
         """`threads` more threads; True when the barrier opens. Raises Fault for disagreeing or impossible counts."""
-        if expected % 32 or not expected:
+        if expected % WARP or not expected:
             raise Fault("barrier", f"barrier {self.number}: a thread count of {expected} is not a positive multiple of 32")
         if self.arrived and expected != self.expected:
             raise Fault("barrier", f"barrier {self.number}: a warp comes with thread count {expected}, others with {self.expected}")
-        if warp in self.members:
+        if threads == WARP and warp in self.members:
             raise Fault("barrier", f"barrier {self.number}: warp {warp} comes twice in one phase")
         self.expected = expected
         self.arrived += threads
