@@ -11,7 +11,8 @@ from tandem_attn.emulator.codegen import native
 from tandem_attn.emulator.codegen.segments import LlvmSegments, NumpySegments
 from tandem_attn.emulator.errors import LaunchError
 from tandem_attn.emulator.events import Observer
-from tandem_attn.emulator.judge.checks import chosen
+from tandem_attn.emulator.judge.checks import RACES, chosen
+from tandem_attn.emulator.judge.races import RaceTracker
 from tandem_attn.emulator.launch.launch import Launch
 from tandem_attn.emulator.launch.prepare import prepare
 from tandem_attn.emulator.machine.async_ops import SCHEDULES
@@ -66,6 +67,8 @@ def run(
     segments = make_segments(backend, launch)
     made_before = segments.codegen_s
     bar = Bar(len(launch.clusters)) if progress else None
+    if wanted & RACES:
+        observers = (*observers, RaceTracker(launch.grid, wanted))
     machine = Machine(
         launch, segments, schedule=schedule, seed=seed, resident_ctas=resident_ctas or resident, observers=observers,
         wanted=wanted, tick=bar.tick if bar else None,

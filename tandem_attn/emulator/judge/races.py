@@ -1,0 +1,316 @@
+"""The happens-before tracker: an observer that reports accesses which nothing orders, whatever order this run took.
+
+docs/emulator_races.md has the rules. Events change clocks (`sync_events.py` has those of barriers, fences and waits); accesses are
+compared with what the shadow memory remembers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tandem_attn.emulator.events import (
+    Access,
+    AccessKind,
+    AsyncAgent,
+    ClusterStart,
+    Complete,
+    Event,
+    Issue,
+    Proxy,
+    Space,
+    TmemAllocation,
+    WarpExit,
+)
+from tandem_attn.emulator.judge import wording
+from tandem_attn.emulator.judge.clock import AFTER, ALL, FULL, GLOBAL, PLAIN, SHARED, TENSORMAP, Clock, WarpClock
+from tandem_attn.emulator.judge.locations import Locations
+from tandem_attn.emulator.judge.record import FAMILIES, WARPS, Operation, Record, completion_key, warp_number
+from tandem_attn.emulator.judge.shadow import Array, Sets, Shadow
+from tandem_attn.emulator.judge.sync_events import Barriers
+from tandem_attn.emulator.report import Report
+
+NO_LANES = np.full(1, ALL)
+
+
+class RaceTracker:
+    """One run's tracker. `grid` names CTAs in reports; `wanted` are the report kinds asked for."""
+
+    def __init__(self, grid: tuple[int, int, int], wanted: frozenset[str]) -> None:
+        self.grid = grid
+        self.deterministic = "nondeterministic" in wanted
+        self.tcgen05_fences = "missing-tcgen05-fence" in wanted
+        self.warps: dict[int, WarpClock] = {}
+        self.operations: dict[int, Operation] = {}
+        self.records: list[Record | None] = [None]
+        self.sets = Sets()
+        self.shadows: dict[tuple[Space, int], Shadow] = {}
+        self.clusters: dict[int, tuple[int, ...]] = {}  # by CTA
+        self.living: dict[int, int] = {}  # warps that have not ended, by CTA
+        self.farewell: dict[int, Clock] = {}  # what the ended warps of a CTA knew
+        self.visits: dict[int, dict[Any, Record]] = {}  # the last access of each stranger and site to a CTA's shared memory
+        self.reports: list[Report] = []
+        self.seen: set[Any] = set()
+        self.locations = Locations(self)
+        self.barriers = Barriers(self)
+        self.handlers: dict[type, Any] = {
+            Access: self.access, Issue: self.issue, Complete: self.complete, ClusterStart: self.start, WarpExit: self.exit,
+            TmemAllocation: self.allocation, **self.barriers.handlers,
+        }  # fmt: skip
+
+    # ---- the observer
+    def event(self, event: Event) -> list[Report]:
+        self.handlers[type(event)](event)
+        if not self.reports:
+            return []
+        found, self.reports = self.reports, []
+        return found
+
+    def finish(self) -> list[Report]:
+        return []
+
+    def add(self, kind: str, record: Record, other: Any, message: str) -> None:
+        """Report once per kind and pair of instructions."""
+        key = (kind, record.site.index, other)
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        agent = record.agent.issuer if isinstance(record.agent, AsyncAgent) else record.agent
+        site = record.site
+        self.reports.append(
+            Report(kind, message, wording.where(agent.cta, self.grid), agent.warp, record.lanes, site.ptx_line, site.text, site.source)
+        )
+
+    # ---- who
+    def warp(self, number: int) -> WarpClock:
+        found = self.warps.get(number)
+        if found is None:
+            found = self.warps[number] = WarpClock(number)
+        return found
+
+    def start(self, event: ClusterStart) -> None:
+        for cta in event.ctas:
+            self.clusters[cta] = event.ctas
+            self.living[cta] = event.warps
+            self.farewell[cta] = Clock()
+
+    def exit(self, event: WarpExit) -> None:
+        cta = event.agent.cta
+        number = warp_number(event.agent)
+        self.farewell[cta].join(self.warp(number).release(FULL))
+        self.living[cta] -= 1
+        if self.living[cta]:
+            return
+        for record in self.visits.pop(cta, {}).values():
+            if not known(record, ALL, self.farewell[cta]):
+                self.add("race", record, ("exit", cta), wording.visitor(record, cta, self.grid))
+        cluster = self.clusters[cta]
+        if not any(self.living[c] for c in cluster):
+            for c in cluster:
+                self.barriers.forget(c)
+                for space in (Space.SHARED, Space.TMEM):
+                    self.shadows.pop((space, c), None)
+                for w in range(WARPS):
+                    self.warps.pop(c * WARPS + w, None)
+
+    def issue(self, event: Issue) -> None:
+        agent = event.agent
+        clock = self.warp(warp_number(agent.issuer))
+        epoch = clock.epoch
+        self.operations[agent.serial] = Operation(agent, clock.release(agent.lanes), epoch)
+
+    def complete(self, event: Complete) -> None:
+        if event.stage == "done":
+            self.operations.pop(event.agent.serial, None)
+
+    def allocation(self, event: TmemAllocation) -> None:
+        """Columns change hands: what was done in them must be over, as for a write."""
+        starts = np.arange(event.column, event.column + abs(event.columns), dtype=np.int64) * 512
+        lanes = np.full(len(starts), ALL)
+        self.access(Access(event.agent, event.site, Space.TMEM, event.cta, AccessKind.WRITE, Proxy.TENSOR, starts, 512, lanes))
+
+    # ---- accesses
+    def access(self, event: Access) -> None:
+        record, actor = self.record_of(event)
+        if event.space is Space.SHARED:
+            self.visit(record, event.cta)
+        shadow = self.shadows.get((event.space, event.cta))
+        if shadow is None:
+            shadow = self.shadows[event.space, event.cta] = Shadow()
+        granules = shadow.granules(event.starts, event.size)
+        lanes = np.where(event.lane_ids < 0, ALL, event.lane_ids) if record.operation is None else NO_LANES.repeat(len(event.starts))
+        rows = np.arange(len(event.starts)).repeat(granules.shape[1])
+        self.records.append(record)
+        number = len(self.records) - 1
+        for writes, reads, index, row in shadow.parts(granules, rows):
+            lane = lanes[row]
+            self.against(writes[index], record, actor, lane, row, event)
+            if record.writes:
+                self.against(reads[index], record, actor, lane, row, event)
+                writes[index] = number << 6 | lane
+                reads[index] = 0
+                if record.operation is None and len(index) > 1:
+                    shared = writes[index] != (number << 6 | lane)
+                    if shared.any():  # several lanes on one granule
+                        writes[index[shared]] = number << 6 | ALL
+            else:
+                self.note_read(reads, index, lane, number, record, actor)
+        if record.strong:
+            self.locations.touch(event, record)
+
+    def record_of(self, event: Access) -> tuple[Record, WarpClock | Clock]:
+        agent = event.agent
+        operation = None
+        if isinstance(agent, AsyncAgent):
+            operation = self.operations[agent.serial]
+            number, epoch, lanes = warp_number(agent.issuer), operation.epoch, agent.lanes
+            actor: WarpClock | Clock = operation.before
+        else:
+            number = warp_number(agent)
+            actor = self.warp(number)
+            epoch = actor.epoch
+            lanes = 0
+            for lane in event.lane_ids.tolist():
+                lanes |= 1 << lane if 0 <= lane < ALL else FULL
+        strong = event.kind is AccessKind.ATOMIC or event.semantics != "weak"
+        record = Record(
+            number, agent, event.site, event.kind, event.space, event.cta, event.proxy, strong, event.scope, lanes, epoch, operation
+        )
+        if operation is not None:
+            key = completion_key(operation.agent, event.kind is AccessKind.READ)
+            if key is not None:
+                record.done.append((key, operation.agent.serial))
+            operation.open.append(record)
+        return record, actor
+
+    def visit(self, record: Record, cta: int) -> None:
+        """Remember that another CTA touches this one's shared memory: it must not have ended, nor end before."""
+        own = record.warp // WARPS
+        if own == cta:
+            return
+        if not self.living.get(cta, 1):
+            self.add("race", record, ("exit", cta), wording.visitor(record, cta, self.grid))
+            return
+        self.visits.setdefault(cta, {})[record.warp, record.site.index] = record
+
+    def note_read(self, reads: Array, index: Array, lane: Array, number: int, record: Record, actor: WarpClock | Clock) -> None:
+        """Add the read; earlier reads that are before it need not be kept."""
+        mine = number << 6 | lane
+        if record.operation is None and len(index) > 1 and len(np.unique(index)) != len(index):
+            mine = np.full(len(index), number << 6 | ALL)
+        old = reads[index]
+        reads[index] = mine
+        if not old.any():
+            return
+        for value in np.unique(old).tolist():
+            if value == 0:
+                continue
+            at = old == value
+            kept = [m for m in self.sets.of(value) if not self.superseded(m, lane[at], record, actor)]
+            if not kept:
+                continue
+            for new in np.unique(mine[at]).tolist():
+                both = index[at & (mine == new)]
+                reads[both] = self.sets.number((*kept, new))
+
+    def superseded(self, value: int, lanes: Array, record: Record, actor: WarpClock | Clock) -> bool:
+        """Whether an earlier read is before this one, so that who comes after this one comes after both."""
+        old = self.records[value >> 6]
+        if old is None or old.operation is not None or record.operation is not None:
+            return False
+        code = value & 63
+        if old.warp == record.warp:
+            return code != ALL and bool((lanes == code).all())
+        return actor.knows(ALL, (old.warp, ALL), old.epoch) if isinstance(actor, WarpClock) else False
+
+    def against(self, old: Array, record: Record, actor: WarpClock | Clock, lanes: Array, rows: Array, event: Access) -> None:
+        """Compare with what the cells remember."""
+        if not old.any():
+            return
+        code = (old << 6) | lanes  # pairs of (cell value, own lane)
+        pairs = np.unique(code) if (code != code[0]).any() else code[:1]
+        for pair in pairs.tolist():
+            value, lane = pair >> 6, pair & 63
+            for member in self.sets.of(value):
+                other = self.records[member >> 6]
+                if other is None or other.operation is not None and other.operation is record.operation:
+                    continue
+                verdict = self.judge(other, member & 63, record, actor, lane)
+                if verdict and not self.replicated(other, record, event, rows[code == pair]):
+                    at = int(rows[int((code == pair).argmax())])
+                    message = wording.race(verdict, record, other, lane, member & 63, int(event.starts[at]), event.size, self.grid)
+                    self.add(verdict, record, other.site.index, message)
+
+    @staticmethod
+    def replicated(other: Record, record: Record, event: Access, rows: Array) -> bool:
+        """A layout that several threads hold writes the same values from each: the same instruction, the same bytes."""
+        same = other.site.index == record.site.index and other.writes and event.silent is not None
+        return same and event.silent is not None and bool(event.silent[rows].all())
+
+    def judge(self, other: Record, code: int, record: Record, actor: WarpClock | Clock, lane: int) -> str:
+        """The kind of report that the pair deserves, or ""."""
+        if other.strong and record.strong and self.morally_strong(other, record):
+            if self.deterministic and wording.inexact_sum(other) and wording.inexact_sum(record):
+                return "" if self.ordered(other, code, record, actor, lane) else "nondeterministic"
+            return ""
+        if not self.ordered(other, code, record, actor, lane):
+            return "race"
+        if other.writes and other.generic and not record.generic:
+            sort = TENSORMAP if record.proxy is Proxy.TENSORMAP else SHARED if record.space is Space.SHARED else GLOBAL
+            if record.kind is not AccessKind.WRITE and not self.ordered(other, code, record, actor, lane, sort):
+                return "missing-proxy-fence"
+        if self.tcgen05_fences and record.space is Space.TMEM and other.warp != record.warp:
+            if not self.ordered(other, code, record, actor, lane, AFTER):
+                return "missing-tcgen05-fence"
+        return ""
+
+    def morally_strong(self, a: Record, b: Record) -> bool:
+        """Each one's scope includes the other's thread (PTX manual, "Morally Strong Operations")."""
+        ca, cb = a.warp // WARPS, b.warp // WARPS
+        if ca == cb:
+            return True
+        narrow = {"cta", "cluster"} if cb not in self.clusters.get(ca, ()) else {"cta"}
+        return a.scope not in narrow and b.scope not in narrow
+
+    def ordered(self, other: Record, code: int, record: Record, actor: WarpClock | Clock, lane: int, sort: int = PLAIN) -> bool:
+        clock = actor
+        if isinstance(actor, WarpClock):
+            if other.operation is None and other.warp == record.warp and sort == PLAIN and code != ALL and code == lane:
+                return True  # one thread's program order
+            extra = actor.extra.get(lane)
+            if extra is not None and known(other, code, extra, sort):
+                return True
+            clock = actor.base
+            if lane == ALL and actor.extra:  # an instruction of the whole warp
+                clock = actor.snapshot(FULL)
+        assert isinstance(clock, Clock)
+        if known(other, code, clock, sort):
+            return True
+        if record.space is Space.TMEM and other.operation is not None and record.operation is not None and pipelined(other, record):
+            return clock.knows((other.warp, code_of(other)), other.epoch, sort) or clock.knows((other.warp, ALL), other.epoch, sort)
+        return False
+
+
+def code_of(record: Record) -> int:
+    """The lane of an operation that one thread issued."""
+    return (record.lanes & -record.lanes).bit_length() - 1
+
+
+def pipelined(a: Record, b: Record) -> bool:
+    """Operations that tcgen05 carries out in the order of their issue (PTX manual, "Pipelined Instructions")."""
+    assert a.operation is not None and b.operation is not None
+    return FAMILIES.get(a.operation.agent.kind) == "tcgen05" == FAMILIES.get(b.operation.agent.kind)
+
+
+def known(record: Record, code: int, clock: Clock, sort: int = PLAIN) -> bool:
+    """Whether the record (lane `code` of it) is before the point of the clock."""
+    times = clock.times[sort]
+    if record.operation is not None:
+        return any(times.get(key, -1) >= time for key, time in record.done)
+    if times.get((record.warp, ALL), -1) >= record.epoch:
+        return True
+    if code != ALL:
+        return times.get((record.warp, code), -1) >= record.epoch
+    lanes = record.lanes
+    return lanes != 0 and all(times.get((record.warp, lane), -1) >= record.epoch for lane in range(32) if lanes >> lane & 1)
