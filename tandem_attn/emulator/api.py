@@ -8,17 +8,17 @@ from typing import Any
 
 from tandem_attn.emulator import ops  # noqa: F401 - fills the table of instructions
 from tandem_attn.emulator.codegen import native
-from tandem_attn.emulator.codegen.segments import LlvmSegments, NumpySegments
+from tandem_attn.emulator.codegen.segments import HOT, LlvmSegments, NumpySegments
 from tandem_attn.emulator.errors import LaunchError
 from tandem_attn.emulator.events import Observer
 from tandem_attn.emulator.judge.checks import RACES, chosen
 from tandem_attn.emulator.judge.races import RaceTracker
-from tandem_attn.emulator.launch.launch import Launch
+from tandem_attn.emulator.launch.launch import Launch, over_capacity
 from tandem_attn.emulator.launch.prepare import prepare
 from tandem_attn.emulator.machine.async_ops import SCHEDULES
 from tandem_attn.emulator.machine.machine import Machine
 from tandem_attn.emulator.progress import Bar
-from tandem_attn.emulator.report import Result
+from tandem_attn.emulator.report import Report, Result, Statistics
 
 
 def run(
@@ -49,7 +49,8 @@ def run(
     checks: "default" (all state checks), "all" (with the race tracker), "none", or names out of `judge.checks.CHECKS`.
     schedule: "at-issue" (asynchronous operations take effect at once), "latest" (when nothing else can run) or "random" (warp order and
         delays drawn from `seed`).
-    backend: "numpy", "llvm" or "auto" (llvm where llvmlite is installed).
+    backend: "numpy"; "llvm" (everything that can be is compiled to machine code first); "auto" (what is executed often is, where llvmlite
+        is installed).
     block, cluster, shared: threads per CTA, CTAs per cluster, dynamic shared memory in bytes; needed for bare PTX, known from a Triton
         kernel. `.reqntid` and `.reqnctapercluster` give the defaults.
     resident_ctas: how many CTAs fit on the chip at once (default: SMs of the kernel's architecture times what fits on one).
@@ -64,6 +65,9 @@ def run(
     wanted = chosen(checks)
     launch, resident = prepare(kernel, args, grid, block=block, cluster=cluster, shared=shared, entry=entry)
     parse_s = time.perf_counter() - began
+    too_much = over_capacity(launch)
+    if too_much is not None:
+        return Result([Report("shared-capacity", too_much)], Statistics(parse_s=parse_s), finished=False)
     segments = make_segments(backend, launch)
     made_before = segments.codegen_s
     bar = Bar(len(launch.clusters)) if progress else None
@@ -90,9 +94,12 @@ def make_segments(backend: str, launch: Launch) -> NumpySegments:
         raise LaunchError(f"backend {backend!r} is not one of auto, numpy, llvm")
     if backend == "llvm" and not native.available():
         raise LaunchError("backend 'llvm' needs llvmlite: pip install tandem-attn[emulator]")
-    kind = NumpySegments if backend == "numpy" or not native.available() else LlvmSegments
+    if backend == "auto" and not native.available():
+        backend = "numpy"
     engines = launch.program.engines
-    if kind.name not in engines:
-        engines[kind.name] = kind(launch.program, launch.links)
-    found: NumpySegments = engines[kind.name]
+    if backend not in engines:
+        program, links = launch.program, launch.links
+        hot = 1 if backend == "llvm" else HOT
+        engines[backend] = NumpySegments(program, links) if backend == "numpy" else LlvmSegments(program, links, hot)
+    found: NumpySegments = engines[backend]
     return found

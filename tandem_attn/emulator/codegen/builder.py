@@ -19,12 +19,14 @@ class Val:
     """A value of a backend: `x` is its own (a variable's name, an LLVM value), `t` the type.
 
     `alias`: it is the register file's own storage, which a later write may change. `flushed`: it holds no subnormal numbers.
+    `parts`: its low and high half, where they are known as values of their own.
     """
 
-    __slots__ = ("alias", "flushed", "t", "x")
+    __slots__ = ("alias", "flushed", "parts", "t", "x")
 
     def __init__(self, x: Any, t: str, alias: bool = False, flushed: bool = False) -> None:
         self.x, self.t, self.alias, self.flushed = x, t, alias, flushed
+        self.parts: tuple[Val, Val] | None = None
 
 
 PTX_TYPE = {
@@ -32,6 +34,9 @@ PTX_TYPE = {
     **{"f16": "f2", "f32": "f4", "f64": "f8", "bf16": "u2", "bf16x2": "u4", "f16x2": "u4", "f32x2": "u8", "pred": "b", "tf32": "u4"},
     **{"u16x2": "u4", "s16x2": "u4"},
 }
+
+
+TINY = {"f4": 2.0**-126, "f8": 2.0**-1022}  # the smallest normal numbers
 
 
 def size_of(t: str) -> int:
@@ -189,6 +194,30 @@ class Builder(ABC):
 
     def is_nan(self, a: Val) -> Val:
         return self.compare("ne", a, a)
+
+    def extremum(self, op: str, a: Val, b: Val) -> Val:
+        """min or max of floats: the number where one is NaN, the canonical NaN where both are, -0 below +0."""
+        unsigned = f"u{a.t[1:]}"
+        out = self.binary(op, a, b)
+        # Equal operands differ at most in the sign of zero: and-ing or or-ing the bits gives +0 for max, -0 for min.
+        merged = self.binary("and" if op == "max" else "or", self.bits(a, unsigned), self.bits(b, unsigned))
+        out = self.select(self.compare("eq", a, b), self.bits(merged, a.t), out)
+        return self.select(self.is_nan(out), self.raw(a.t, 0x7FFFFFFF if a.t == "f4" else 0x7FFFFFFFFFFFFFFF), out)
+
+    def canonical(self, v: Val) -> Val:
+        """f4 results that are NaN get the bits that the hardware gives them (PTX manual, "Floating-Point Instructions")."""
+        return self.select(self.is_nan(v), self.raw("f4", 0x7FFFFFFF), v)
+
+    def flush(self, v: Val) -> Val:
+        """Subnormal numbers become zero of their sign (`.ftz`)."""
+        if v.flushed:
+            return v
+        unsigned = f"u{v.t[1:]}"
+        small = self.compare("lt", self.unary("abs", v), self.const(v.t, TINY[v.t]))
+        raw = self.bits(v, unsigned)
+        out = self.bits(self.select(small, self.and_(raw, self.const(unsigned, 1 << 8 * size_of(v.t) - 1)), raw), v.t)
+        out.flushed = True
+        return out
 
     def like(self, value: int | float, v: Val) -> Val:
         """A constant of the type of `v`."""

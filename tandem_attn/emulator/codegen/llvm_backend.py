@@ -82,7 +82,7 @@ class LlvmBuilder(Builder):
             text = "0x" + struct.pack(">d", number).hex().upper()
         else:
             text = str(int(value) & ((1 << 8 * size_of(t)) - 1))
-        return Val("<" + ", ".join([f"{scalar_type(t)} {text}"] * self.width) + ">", t, flushed=t[0] == "f")
+        return Val(f"splat ({scalar_type(t)} {text})", t, flushed=t[0] == "f")
 
     def address(self, cls: str, slot: int) -> str:
         offset = slot * WARP * _FILE_BYTES[cls]
@@ -244,7 +244,7 @@ class LlvmBuilder(Builder):
         extend, shift = ("sext", "ashr") if a.t[0] == "i" else ("zext", "lshr")
         x, y = (self.line(f"{extend} {narrow} {v.x} to {wide}") for v in (a, b))
         product = self.line(f"mul {wide} {x}, {y}")
-        amount = "<" + ", ".join([f"i{2 * bits} {bits}"] * self.width) + ">"
+        amount = f"splat (i{2 * bits} {bits})"
         high = self.line(f"{shift} {wide} {product}, {amount}")
         return self.emit(f"trunc {wide} {high} to {narrow}", a.t)
 
@@ -293,7 +293,7 @@ class LlvmBuilder(Builder):
             p = self.read_reg(ins.predicate, "b")
             self.predicate = self.unary("not", p) if ins.negated else p
 
-    def flush(self, keys: set[tuple[str, int]]) -> None:
+    def write_back(self, keys: set[tuple[str, int]]) -> None:
         for key, value in self.dirty.items():
             if key not in keys:
                 continue
@@ -321,8 +321,11 @@ def is_wide(ins: Instruction, resolve: Callable[[str], Reg]) -> bool:
 def function_text(name: str, code: list[Instruction], live: set[tuple[str, int]], resolve: Callable[[str], Reg]) -> str:
     """IR of a function that executes `code`; `live` are the registers needed behind it."""
     groups: list[tuple[bool, list[Instruction]]] = []
+    known: dict[str, bool] = {}
     for ins in code:
-        wide = is_wide(ins, resolve)
+        if ins.opcode not in known:
+            known[ins.opcode] = is_wide(ins, resolve)
+        wide = known[ins.opcode]
         if groups and not wide and not groups[-1][0]:
             groups[-1][1].append(ins)
         else:
@@ -340,7 +343,7 @@ def function_text(name: str, code: list[Instruction], live: set[tuple[str, int]]
             semantic = lookup(ins).pure
             assert semantic is not None
             semantic(b, ins)
-        b.flush(keep)
+        b.write_back(keep)
         declared |= b.declared
         body += b.lines if wide else _loop(number, b.lines)
     head = [f"define void @{name}(ptr %files) {{", "entry:"]

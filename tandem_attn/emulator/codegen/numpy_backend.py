@@ -35,6 +35,25 @@ _UNARY = {
 _UNARY |= {"popc": "rt.popc", "clz": "rt.clz", "brev": "rt.brev", "exp2": "rt.exp2"}
 
 
+class Joined(Val):
+    """Two halves side by side; the joining line is written only when the whole is asked for."""
+
+    def __init__(self, builder: NumpyBuilder, low: Val, high: Val, t: str) -> None:
+        self.t, self.alias, self.flushed, self.parts = t, False, False, (low, high)
+        self.builder = builder
+        self.whole: str | None = None
+
+    @property
+    def x(self) -> str:
+        if self.whole is None:
+            assert self.parts is not None
+            low, high = self.parts
+            unsigned = f"u{2 * size_of(low.t)}"
+            made = self.builder.emit(f"rt.join{8 * size_of(low.t)}({low.x},{high.x})", unsigned, low, high)
+            self.whole = self.builder.bits(made, self.t).x
+        return str(self.whole)
+
+
 class NumpyBuilder(Builder):
     """Writes the lines of one function."""
 
@@ -164,7 +183,28 @@ class NumpyBuilder(Builder):
         return a if a.t == t else self.emit(f"{a.x}.astype({DTYPE[t]})", t, a)
 
     def bits(self, a: Val, t: str) -> Val:
-        return a if a.t == t else self.emit(f"{a.x}.view({DTYPE[t]})", t, a, alias=a.alias)
+        if a.t == t:
+            return a
+        if a.parts is not None and t[0] != "f":
+            return Joined(self, *a.parts, t)
+        return self.emit(f"{a.x}.view({DTYPE[t]})", t, a, alias=a.alias)
+
+    def extremum(self, op: str, a: Val, b: Val) -> Val:
+        if a.t != "f4":
+            return super().extremum(op, a, b)
+        out = self.emit(f"rt.f{op}({a.x},{b.x})", a.t, a, b)
+        out.flushed = a.flushed and b.flushed
+        return out
+
+    def canonical(self, v: Val) -> Val:
+        return self.emit(f"rt.canonical({v.x})", v.t, v)
+
+    def flush(self, v: Val) -> Val:
+        if v.flushed or v.t != "f4":
+            return super().flush(v)
+        out = self.emit(f"rt.flush({v.x})", v.t, v)
+        out.flushed = True
+        return out
 
     def fma(self, a: Val, b: Val, c: Val) -> Val:
         return self.emit(f"rt.fma{8 * size_of(a.t)}({a.x},{b.x},{c.x})", a.t)
@@ -180,15 +220,19 @@ class NumpyBuilder(Builder):
         return self.emit(f"rt.ballot({p.x})", "u4", p)
 
     def split(self, a: Val) -> tuple[Val, Val]:
+        if a.parts is not None:
+            return a.parts
         half = f"u{size_of(a.t) // 2}"
         if a.x in self.names:
             raw = self.names[a.x].view(DTYPE[half])
             return self.known(raw[0::2], half), self.known(raw[1::2], half)
         both = self.emit(f"{a.x}.view({DTYPE[half]})", half)
-        return self.emit(f"{both.x}[0::2].copy()", half), self.emit(f"{both.x}[1::2].copy()", half)
+        a.parts = self.emit(f"{both.x}[0::2].copy()", half), self.emit(f"{both.x}[1::2].copy()", half)
+        return a.parts
 
     def join(self, low: Val, high: Val) -> Val:
-        return self.emit(f"rt.join{8 * size_of(low.t)}({low.x},{high.x})", f"u{2 * size_of(low.t)}", low, high)
+        low, high = (self.emit(f"{v.x}.copy()", v.t) if v.alias else v for v in (low, high))
+        return Joined(self, low, high, f"u{2 * size_of(low.t)}")
 
     # ---- memory
     def load(self, space: str, address: Val, offset: int, t: str, count: int) -> list[Val]:
@@ -209,7 +253,7 @@ class NumpyBuilder(Builder):
             self.predicate = self.emit(f"~{p.x}", "b").x if ins.negated else p.x
             self.guard = self.emit(f"{self.predicate}&m", "b").x if self.masked else self.predicate
 
-    def flush(self, keys: set[tuple[str, int]]) -> None:
+    def write_back(self, keys: set[tuple[str, int]]) -> None:
         """Write the changed registers among `keys` back to the register file."""
         for key in [k for k in self.dirty if k in keys]:
             value = self.dirty.pop(key)
@@ -228,7 +272,7 @@ class NumpyBuilder(Builder):
         named = {(r.cls, r.slot) for operand in ins.operands for r in registers(operand)}
         if ins.predicate is not None:
             named.add((ins.predicate.cls, ins.predicate.slot))
-        self.flush(named)
+        self.write_back(named)
         guard = self.guard
         call = f"{name}(w,{guard})"
         self.lines.append(f"if {guard}.tobytes()!=NOBODY: {call}" if guard is not None else call)
@@ -252,7 +296,7 @@ def compile_range(
             b.names[name] = handler(i)
             b.machine(ins, name)
     b.guard = b.predicate = None
-    b.flush(live)
+    b.write_back(live)
     return _function(b, f"<PTX instructions {start} .. {end - 1}>")
 
 

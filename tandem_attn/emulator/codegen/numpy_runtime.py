@@ -13,7 +13,10 @@ Array = NDArray[Any]
 LANES: NDArray[np.uint32] = np.arange(32, dtype=np.uint32)
 _BIT: NDArray[np.uint64] = np.uint64(1) << np.arange(32, dtype=np.uint64)
 _MIDPOINT_MASK, _MIDPOINT = np.uint64(0x1FFFFFFF), np.uint64(0x10000000)
-_NORMAL32 = 2.0**-126
+_EVERYWHERE = bytes([1]) * 32
+_NOWHERE = bytes(32)  # a predicate that holds in no lane: comparing bytes is faster than any()
+_NORMAL32, _ZERO = np.float32(2.0**-126), np.float32(0)
+_NAN = np.array(0x7FFFFFFF, np.uint32).view(np.float32)[()]
 
 
 def fma32(a: Array, b: Array, c: Array) -> Array:
@@ -24,7 +27,7 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
     doubtful = (total.view(np.uint64) & _MIDPOINT_MASK) == _MIDPOINT
     small = np.abs(out) < _NORMAL32
     doubtful |= small
-    if doubtful.any():
+    if doubtful.tobytes() != _NOWHERE:
         out[doubtful] = _odd_sum(wide[doubtful], c[doubtful].astype(np.float64)).astype(np.float32)
     return out
 
@@ -38,6 +41,35 @@ def _odd_sum(x: Array, y: Array) -> Array:
     move = (error != 0) & ((raw & 1) == 0) & np.isfinite(s) & np.isfinite(error)
     toward = np.nextafter(s, np.where(error > 0, np.inf, -np.inf))
     return np.where(move, toward, s)
+
+
+def fmax(a: Array, b: Array) -> Array:
+    """The larger number; a NaN loses, -0 is below +0, NaN of two NaNs is canonical."""
+    out: Array = np.fmax(a, b)
+    return out if (np.abs(out) > _ZERO).tobytes() == _EVERYWHERE else _settle(out, a, b, np.bitwise_and)
+
+
+def fmin(a: Array, b: Array) -> Array:
+    out: Array = np.fmin(a, b)
+    return out if (np.abs(out) > _ZERO).tobytes() == _EVERYWHERE else _settle(out, a, b, np.bitwise_or)
+
+
+def _settle(out: Array, a: Array, b: Array, merge: Any) -> Array:
+    merged = merge(a.view(np.uint32), b.view(np.uint32)).view(np.float32)
+    out = np.where(a == b, merged, out)
+    return np.where(np.isnan(out), _NAN, out)
+
+
+def canonical(a: Array) -> Array:
+    """Every NaN becomes the canonical one."""
+    nan = a != a  # noqa: PLR0124 - true for NaN alone
+    return a if nan.tobytes() == _NOWHERE else np.where(nan, _NAN, a)
+
+
+def flush(a: Array) -> Array:
+    """Subnormal numbers become zero of their sign."""
+    small = np.abs(a) < _NORMAL32
+    return a if small.tobytes() == _NOWHERE else np.where(small, np.copysign(_ZERO, a), a)
 
 
 def fma64(a: Array, b: Array, c: Array) -> Array:

@@ -9,21 +9,6 @@ from dataclasses import dataclass
 
 from tandem_attn.emulator.codegen.builder import Builder, Val, size_of
 
-TINY = {"f4": 2.0**-126, "f8": 2.0**-1022, "f2": 2.0**-14}  # smallest normal number
-
-
-def flush(b: Builder, v: Val) -> Val:
-    """Subnormal numbers become zero of their sign (`.ftz`)."""
-    if v.flushed:
-        return v
-    unsigned = f"u{v.t[1:]}"
-    small = b.compare("lt", b.unary("abs", v), b.const(v.t, TINY[v.t]))
-    sign = b.const(unsigned, 1 << 8 * size_of(v.t) - 1)
-    raw = b.bits(v, unsigned)
-    out = b.bits(b.select(small, b.and_(raw, sign), raw), v.t)
-    out.flushed = True
-    return out
-
 
 def step(b: Builder, v: Val, up: Val) -> Val:
     """The next number up (where `up` holds) or down; v is f4 or f8 and not NaN."""

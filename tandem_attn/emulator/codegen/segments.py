@@ -16,7 +16,7 @@ from tandem_attn.emulator.ptx.program import Program, Segment
 
 Key = tuple[str, int]
 Function = Callable[[Any, Any], None]
-HOT = 6  # executions after which a segment is worth compiling
+HOT = 24  # executions after which a segment is worth compiling (compiling costs as much as about a hundred in NumPy)
 SMALL = 3  # pure instructions below which a native call gains nothing
 _MEMORY = ("ld", "ldu", "st")
 
@@ -88,8 +88,9 @@ class LlvmSegments(NumpySegments):
 
     name = "llvm"
 
-    def __init__(self, program: Program, links: Links) -> None:
+    def __init__(self, program: Program, links: Links, hot: int = HOT) -> None:
         super().__init__(program, links)
+        self.hot = hot
         self.compiler = native.Compiler(program.module.text)
         self.counts: dict[int, int] = {}
         self.native: dict[int, Function] = {}
@@ -101,7 +102,7 @@ class LlvmSegments(NumpySegments):
                 function(warp, None)
                 return
             count = self.counts[segment.index] = self.counts.get(segment.index, 0) + 1
-            if count == HOT or (count == 1 and self.compiler.cached(f"s{segment.index}_0")):
+            if count == self.hot or (count == 1 and self.compiler.cached(f"s{segment.index}_0")):
                 made = self.timed(lambda: self.compiled(segment))
                 if made is not None:
                     self.native[segment.index] = made

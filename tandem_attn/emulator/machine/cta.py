@@ -43,6 +43,7 @@ class CTA:
         self.mbarriers: dict[int, MBarrier] = {}
         self.named: dict[int, NamedBarrier] = {}
         self.tmem_waiters: list[Warp] = []
+        self.register_waiters: list[Warp] = []  # at a setmaxnreg.inc
         self.tiles: dict[Any, Any] = {}  # matrix operands read from shared memory, converted
         warps = -(-launch.threads // 32)
         self.warps = [Warp(self, i, launch.slots, launch.first_segment) for i in range(warps)]

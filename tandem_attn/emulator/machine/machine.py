@@ -248,6 +248,9 @@ class Machine:
         cta = warp.cta
         if self.observed:
             self.emit(WarpExit(warp.agent))
+        waiting, cta.register_waiters = cta.register_waiters, []
+        for other in waiting:
+            self.wake(other)
         cluster = cta.cluster
         if cluster.barrier.leave(32 if warp.alive is None else int(warp.alive.sum())):
             for waiting in cluster.barrier.waiting:

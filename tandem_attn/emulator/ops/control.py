@@ -16,25 +16,32 @@ from tandem_attn.emulator.ops.access import Array, lanes_of, shared_address, uni
 from tandem_attn.emulator.ops.registry import Handler, machine
 from tandem_attn.emulator.ptx.nodes import Instruction, Reg, Vector
 
-REGISTER_FILE = 65536  # 32-bit registers of an SM (CUDA programming guide, technical specifications)
-
 
 @machine("setmaxnreg", section="Miscellaneous Instructions: setmaxnreg")
 def setmaxnreg(ins: Instruction) -> Handler:
-    """A range of 24 to 256 in steps of 8; the sum over the CTA's warps must fit what it was launched with."""
+    """A multiple of 8 from 24 to 256. A rise waits until the CTA's pool (what it was launched with) has the registers."""
     count = uniform(ins.operands[0])
     rise = ins.has("inc")
 
-    def run(w: Warp, m: Array | None) -> None:
-        w.current = ins.index
+    def run(w: Warp, m: Array | None) -> Blocked | None:
         wanted = count(w, m)
+        cta, engine = w.cta, w.cta.machine
         if not 24 <= wanted <= 256 or wanted % 8:
             raise Fault("register-budget", f"setmaxnreg to {wanted}: a multiple of 8 from 24 to 256 is required")
         if wanted < w.max_registers if rise else wanted > w.max_registers:
             text = f"setmaxnreg.{'inc' if rise else 'dec'} to {wanted} from {w.max_registers}"
-            w.cta.machine.report(Fault("register-budget", text), w, ins.index)
+            engine.report(Fault("register-budget", text), w, ins.index)
+        held = sum(other.max_registers for other in cta.warps if other is not w and not other.done)
+        pool = cta.launch.registers * len(cta.warps)
+        if held + wanted > pool and rise:
+            cta.register_waiters.append(w)
+            return Blocked(f"waits for {wanted} registers per thread: the other warps hold {held} of {pool} (sum over warps)")
         w.max_registers = wanted
-        w.cta.machine.progress += 1
+        engine.progress += 1
+        waiting, cta.register_waiters = cta.register_waiters, []
+        for other in waiting:
+            engine.wake(other)
+        return None
 
     return run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem_attn.emulator.codegen.builder import PTX_TYPE, Builder, Val, size_of
-from tandem_attn.emulator.codegen.rounding import FORMATS, decode, direct, encode, flush
+from tandem_attn.emulator.codegen.rounding import FORMATS, decode, direct, encode
 from tandem_attn.emulator.ops.registry import pure
 from tandem_attn.emulator.ptx.nodes import Instruction
 
@@ -97,7 +97,7 @@ def float_to_integer(b: Builder, ins: Instruction, to: str, source: str) -> Val:
     """Out of range saturates; NaN gives 0 (64-bit and f64 sources: the manual leaves the most negative number for s64)."""
     v = as_float(b, ins, source)
     if ins.has("ftz") and source == "f32":
-        v = flush(b, v)
+        v = b.flush(v)
     op = "rint" if ins.has("rni") else "floor" if ins.has("rmi") else "ceil" if ins.has("rpi") else "trunc"
     wide = b.unary(op, b.cast(v, "f8"))
     t = PTX_TYPE[to]
@@ -157,7 +157,7 @@ def exact_enough(b: Builder, v: Val) -> Val:
 def float_to_float(b: Builder, ins: Instruction, to: str, source: str) -> Val:
     v = as_float(b, ins, source)
     if ins.has("ftz") and v.t == "f4" and "f32" in (to, source):
-        v = flush(b, v)
+        v = b.flush(v)
     integral = next((m for m in ins.mods if m in ("rni", "rzi", "rmi", "rpi")), None)
     if integral:
         v = b.unary({"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}[integral], v)
@@ -174,7 +174,7 @@ def float_to_float(b: Builder, ins: Instruction, to: str, source: str) -> Val:
         near = b.cast(v, "f4")
         v = near if mode == "rn" else direct(b, near, b.sub(v, b.cast(near, "f8")), mode)
         if ins.has("ftz"):
-            v = flush(b, v)
+            v = b.flush(v)
     out = saturate_float(b, ins, relu(b, ins, v))
     return b.cast(out, PTX_TYPE[to])
 

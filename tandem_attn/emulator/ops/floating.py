@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tandem_attn.emulator.codegen.builder import PTX_TYPE, Builder, Val
-from tandem_attn.emulator.codegen.rounding import FORMATS, add_rounded, decode, direct, encode, flush, fma_rounded, mul_rounded, odd_sum
+from tandem_attn.emulator.codegen.rounding import FORMATS, add_rounded, decode, direct, encode, fma_rounded, mul_rounded, odd_sum
 from tandem_attn.emulator.ops import integer
 from tandem_attn.emulator.ops.registry import pure
 from tandem_attn.emulator.ptx.nodes import Instruction, Operand
@@ -34,7 +34,7 @@ def narrow(b: Builder, v: Val, kind: str, mode: str = "rn") -> Val:
 def finish(b: Builder, ins: Instruction, v: Val) -> Val:
     """.ftz, .sat and .relu on a result in f4 or f8."""
     if ins.has("ftz"):
-        v = flush(b, v)
+        v = b.flush(v)
     if ins.has("sat"):
         v = b.binary("min", b.binary("max", v, b.const(v.t, 0.0)), b.const(v.t, 1.0))  # fmax turns NaN into 0, as .sat does
     if ins.has("relu"):
@@ -65,8 +65,9 @@ def elementwise(b: Builder, ins: Instruction, operands: tuple[Operand, ...], com
 def one(b: Builder, ins: Instruction, values: list[Val], kind: str, compute: Callable[..., Val]) -> Val:
     values = [widen(b, v, kind) for v in values]
     if ins.has("ftz"):
-        values = [flush(b, v) for v in values]
-    return narrow(b, finish(b, ins, compute(*values)), kind)
+        values = [b.flush(v) for v in values]
+    out = compute(*values)
+    return narrow(b, finish(b, ins, b.canonical(out) if kind == "f32" else out), kind)
 
 
 def is_float(ins: Instruction) -> bool:
@@ -202,7 +203,7 @@ def sign(b: Builder, ins: Instruction) -> None:
     if bit is None:
         bit = 0x8000000080000000
     x = b.read(ins.operands[1], t)
-    raw = b.bits(flush(b, x) if ins.has("ftz") and kind == "f32" else x, unsigned)
+    raw = b.bits(b.flush(x) if ins.has("ftz") and kind == "f32" else x, unsigned)
     mask = b.const(unsigned, bit)
     b.write(ins.operands[0], b.bits(b.binary("xor", raw, mask) if ins.name == "neg" else b.and_(raw, b.not_(mask)), t))
 
@@ -231,15 +232,10 @@ def extremum(b: Builder, ins: Instruction) -> None:
             xorsign = b.and_(b.binary("xor", b.bits(x, unsigned), b.bits(y, unsigned)), bit)
         if ins.has("abs"):
             x, y = b.unary("abs", x), b.unary("abs", y)
-        out = b.binary(ins.name, x, y)
-        # Equal operands differ at most in the sign of zero: and-ing or or-ing the bits gives +0 for max, -0 for min.
-        same = b.compare("eq", x, y)
-        merged = b.binary("and" if ins.name == "max" else "or", b.bits(x, unsigned), b.bits(y, unsigned))
-        out = b.select(same, b.bits(merged, x.t), out)
-        nan_x, nan_y = b.is_nan(x), b.is_nan(y)
-        both = b.and_(nan_x, nan_y) if not ins.has("NaN") else b.or_(nan_x, nan_y)
-        quiet = 0x7FFFFFFF if x.t == "f4" else 0x7FFFFFFFFFFFFFFF
-        out = b.select(both, b.raw(x.t, quiet), out)
+        out = b.extremum(ins.name, x, y)
+        if ins.has("NaN"):
+            quiet = 0x7FFFFFFF if x.t == "f4" else 0x7FFFFFFFFFFFFFFF
+            out = b.select(b.or_(b.is_nan(x), b.is_nan(y)), b.raw(x.t, quiet), out)
         if xorsign is not None:
             out = b.bits(b.or_(b.bits(b.unary("abs", out), unsigned), xorsign), x.t)
         return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem_attn.emulator.codegen.builder import PTX_TYPE, Builder, Val
-from tandem_attn.emulator.codegen.rounding import FORMATS, decode, flush
+from tandem_attn.emulator.codegen.rounding import FORMATS, decode
 from tandem_attn.emulator.memory.addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_MASK
 from tandem_attn.emulator.ops.integer import type_of
 from tandem_attn.emulator.ops.registry import pure
@@ -62,7 +62,7 @@ def slct(b: Builder, ins: Instruction) -> None:
     raw = f"u{t[1:]}"
     c = b.read(ins.operands[3], kind)
     if ins.has("ftz"):
-        c = flush(b, c)
+        c = b.flush(c)
     positive = b.compare("ge", c, b.const(kind, 0))
     b.write(ins.operands[0], b.select(positive, b.read(ins.operands[1], raw), b.read(ins.operands[2], raw)))
 
@@ -93,7 +93,7 @@ def compared(b: Builder, ins: Instruction, kind: str, at: int) -> tuple[Val, Val
     if kind in ("f16", "bf16"):
         x, y = (decode(b, b.cast(b.bits(v, "u2"), "u4"), FORMATS[kind]) for v in (x, y))
     if ins.has("ftz"):
-        x, y = flush(b, x), flush(b, y)
+        x, y = b.flush(x), b.flush(y)
     return x, y
 
 

@@ -15,7 +15,7 @@ _CONTROL = frozenset(("bra", "brx", "ret", "exit", "trap", "call"))
 # Instructions that may block, or after which another warp should get its turn.
 _BLOCKING = (
     "mbarrier.try_wait", "mbarrier.test_wait", "barrier.", "bar.", "wgmma.mma_async", "wgmma.wait_group", "cp.async.wait",
-    "cp.async.bulk.wait_group", "tcgen05.wait", "tcgen05.ld", "tcgen05.alloc", "nanosleep", "griddepcontrol.wait", "atom",
+    "cp.async.bulk.wait_group", "setmaxnreg", "tcgen05.wait", "tcgen05.ld", "tcgen05.alloc", "nanosleep", "griddepcontrol.wait", "atom",
     "clusterlaunchcontrol.try_cancel",
 )  # fmt: skip
 
