@@ -225,22 +225,60 @@ class RaceTracker:
         return actor.knows(ALL, (old.warp, ALL), old.epoch) if isinstance(actor, WarpClock) else False
 
     def against(self, old: Array, record: Record, actor: WarpClock | Clock, lanes: Array, rows: Array, event: Access) -> None:
-        """Compare with what the cells remember."""
+        """Compare with what the cells remember: record by record, and lane by lane only where the whole warp is not known to be before."""
         if not old.any():
             return
-        code = (old << 6) | lanes  # pairs of (cell value, own lane)
-        pairs = np.unique(code) if (code != code[0]).any() else code[:1]
-        for pair in pairs.tolist():
-            value, lane = pair >> 6, pair & 63
-            for member in self.sets.of(value):
+        cells = np.where(old < 0, old, old >> 6)  # sets and records
+        for cell in np.unique(cells).tolist():
+            if cell == 0:
+                continue
+            if cell > 0:
+                other = self.records[cell]
+                if other is not None and not self.settled(other, record, actor):
+                    at = (old >> 6) == cell
+                    self.by_lane(other, old[at] & 63, record, actor, lanes[at], rows[at], event)
+                continue
+            at = old == cell
+            for member in self.sets.of(cell):
                 other = self.records[member >> 6]
-                if other is None or other.operation is not None and other.operation is record.operation:
-                    continue
-                verdict = self.judge(other, member & 63, record, actor, lane)
-                if verdict and not self.replicated(other, record, event, rows[code == pair]):
-                    at = int(rows[int((code == pair).argmax())])
-                    message = wording.race(verdict, record, other, lane, member & 63, int(event.starts[at]), event.size, self.grid)
-                    self.add(verdict, record, other.site.index, message)
+                if other is not None and not self.settled(other, record, actor):
+                    codes = np.full(int(at.sum()), member & 63)
+                    self.by_lane(other, codes, record, actor, lanes[at], rows[at], event)
+
+    def settled(self, other: Record, record: Record, actor: WarpClock | Clock) -> bool:
+        """The quick test: the other access is over for every lane, and no fence is asked for."""
+        if other.operation is not None:
+            if other.operation is record.operation:
+                return True
+        clock = actor.base if isinstance(actor, WarpClock) else actor
+        sort = self.fence_needed(other, record)
+        return known(other, ALL, clock) and (sort == PLAIN or known(other, ALL, clock, sort))
+
+    def fence_needed(self, other: Record, record: Record) -> int:
+        """The fence that must lie between two ordered accesses (PLAIN: none)."""
+        if record.space is Space.TMEM:
+            return AFTER if self.tcgen05_fences and other.warp != record.warp else PLAIN
+        if not (other.writes and other.generic) or record.generic or record.kind is AccessKind.WRITE:
+            return PLAIN
+        return TENSORMAP if record.proxy is Proxy.TENSORMAP else SHARED if record.space is Space.SHARED else GLOBAL
+
+    def by_lane(
+        self, other: Record, codes: Array, record: Record, actor: WarpClock | Clock, lanes: Array, rows: Array, event: Access
+    ) -> None:  # fmt: skip
+        """The lanes that touched the cells before (`codes`) against those that touch them now."""
+        if other.warp == record.warp and other.operation is None and record.operation is None:
+            differ = (codes != lanes) | (codes == ALL)
+            if not differ.any():
+                return  # each thread meets its own access
+            codes, lanes, rows = codes[differ], lanes[differ], rows[differ]
+        pairs = codes << 6 | lanes
+        for pair in np.unique(pairs).tolist():
+            code, lane = pair >> 6, pair & 63
+            verdict = self.judge(other, code, record, actor, lane)
+            if verdict and not self.replicated(other, record, event, rows[pairs == pair]):
+                at = int(rows[int((pairs == pair).argmax())])
+                message = wording.race(verdict, record, other, lane, code, int(event.starts[at]), event.size, self.grid)
+                self.add(verdict, record, other.site.index, message)
 
     @staticmethod
     def replicated(other: Record, record: Record, event: Access, rows: Array) -> bool:
@@ -256,13 +294,9 @@ class RaceTracker:
             return ""
         if not self.ordered(other, code, record, actor, lane):
             return "race"
-        if other.writes and other.generic and not record.generic:
-            sort = TENSORMAP if record.proxy is Proxy.TENSORMAP else SHARED if record.space is Space.SHARED else GLOBAL
-            if record.kind is not AccessKind.WRITE and not self.ordered(other, code, record, actor, lane, sort):
-                return "missing-proxy-fence"
-        if self.tcgen05_fences and record.space is Space.TMEM and other.warp != record.warp:
-            if not self.ordered(other, code, record, actor, lane, AFTER):
-                return "missing-tcgen05-fence"
+        sort = self.fence_needed(other, record)
+        if sort != PLAIN and not self.ordered(other, code, record, actor, lane, sort):
+            return "missing-tcgen05-fence" if sort == AFTER else "missing-proxy-fence"
         return ""
 
     def morally_strong(self, a: Record, b: Record) -> bool:
