@@ -185,9 +185,8 @@ class RaceTracker:
         return record, actor
 
     def visit(self, record: Record, cta: int) -> None:
-        """Remember that another CTA touches this one's shared memory: it must not have ended, nor end before."""
-        own = record.warp // WARPS
-        if own == cta:
+        """Remember that another CTA or an operation touches the shared memory of this one, which must not have ended, nor end before."""
+        if record.warp // WARPS == cta and record.operation is None:
             return
         if not self.living.get(cta, 1):
             self.add("race", record, ("exit", cta), wording.visitor(record, cta, self.grid))

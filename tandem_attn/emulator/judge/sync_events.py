@@ -192,7 +192,7 @@ class Barriers:
     def group_wait(self, event: GroupWait) -> None:
         """The members, and what was issued before them by the same thread, are complete."""
         warp = self.tracker.warp(warp_number(event.agent))
-        sorts = (PLAIN,) if event.kind.startswith("tcgen05") else tuple(range(AFTER + 1))
+        sorts = (PLAIN,) if event.kind.startswith(("tcgen05", "cp.async")) else tuple(range(AFTER + 1))
         for agent in event.members:
             key = completion_key(agent)
             lanes = event.lanes if isinstance(key, tuple) and key[0] in OF_A_LANE else FULL

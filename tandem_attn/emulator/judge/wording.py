@@ -81,10 +81,10 @@ def missing(kind: str, record: Record, other: Record, same_lane: bool) -> str:
 
 def visitor(record: Record, cta: int, grid: Grid) -> str:
     """The message about an access to a CTA that may have ended."""
-    return (
-        f"{who(record.agent, ALL, grid)} accesses the shared memory of CTA {where(cta, grid)}, which may have exited by then: "
-        "no cluster barrier or mbarrier wait of that CTA lies behind the access"
-    )
+    wait = "no cluster barrier or mbarrier wait of that CTA lies behind the access"
+    if record.operation is not None:
+        wait = f"no {_WAITS.get(FAMILIES.get(record.operation.agent.kind, ''), 'wait for its mbarrier')} that the CTA knows of lies behind it"
+    return f"{who(record.agent, ALL, grid)} accesses the shared memory of CTA {where(cta, grid)}, which may have exited by then: {wait}"
 
 
 def uninitialised_barrier(barrier: BarrierId, agent: WarpAgent | AsyncAgent, site: Site, owner: int, grid: Grid) -> str:
