@@ -106,7 +106,8 @@ class RaceTracker:
             if not known(record, ALL, self.farewell[cta]):
                 self.add("race", record, ("exit", cta), wording.visitor(record, cta, self.grid))
         cluster = self.clusters[cta]
-        if not any(self.living[c] for c in cluster):
+        in_flight = any(operation.agent.issuer.cta in cluster for operation in self.operations.values())
+        if not in_flight and not any(self.living[c] for c in cluster):
             for c in cluster:
                 self.barriers.forget(c)
                 for space in (Space.SHARED, Space.TMEM):
@@ -256,7 +257,8 @@ class RaceTracker:
     def fence_needed(self, other: Record, record: Record) -> int:
         """The fence that must lie between two ordered accesses (PLAIN: none)."""
         if record.space is Space.TMEM:
-            return AFTER if self.tcgen05_fences and other.warp != record.warp else PLAIN
+            both = other.operation is not None and record.operation is not None
+            return AFTER if self.tcgen05_fences and both and other.warp != record.warp else PLAIN
         if not (other.writes and other.generic) or record.generic or record.kind is AccessKind.WRITE:
             return PLAIN
         return TENSORMAP if record.proxy is Proxy.TENSORMAP else SHARED if record.space is Space.SHARED else GLOBAL

@@ -65,18 +65,26 @@ def missing(kind: str, record: Record, other: Record, same_lane: bool) -> str:
         return "ordered, but without tcgen05.fence::before_thread_sync and ::after_thread_sync around the synchronisation"
     if kind == "nondeterministic":
         return "nothing fixes the order of the two floating-point additions"
-    if other.operation is not None:
-        wait = _WAITS.get(FAMILIES.get(other.operation.agent.kind, ""), "a wait on the mbarrier that it completes on")
-        if other.kind is AccessKind.READ and "bulk" in wait:
-            wait += " (or wait_group.read)"
-        return f"the operation may still be in flight: {wait} does not lie between"
-    if record.operation is not None and other.warp == record.warp:
-        return "the access lies behind the issue of the operation (or in another lane), and nothing waits for its completion between"
+    if other.operation is not None or record.operation is not None:
+        return _in_flight(record, other)
     if other.warp == record.warp and not same_lane:
         return "no bar.warp.sync or barrier orders the two lanes"
     if other.strong or record.strong:
         return "no release and acquire of sufficient scope, and no barrier, orders them"
     return "no barrier, mbarrier arrival and wait, or release and acquire orders them"
+
+
+def _in_flight(record: Record, other: Record) -> str:
+    """Of two accesses at least one is made by an operation: either may be the later one."""
+    waits = []
+    for each in (other, record):
+        if each.operation is not None:
+            kind = each.operation.agent.kind
+            wait = _WAITS.get(FAMILIES.get(kind, ""), "a wait on the mbarrier that it completes on")
+            if each.kind is AccessKind.READ and wait == _WAITS["bulk"]:
+                wait += " (or wait_group.read)"
+            waits.append(f"the completion of the {kind} ({wait})")
+    return f"{'no wait for ' + ' and no wait for '.join(waits)} lies between: the operation may still be in flight"
 
 
 def visitor(record: Record, cta: int, grid: Grid) -> str:

@@ -1,0 +1,197 @@
+"""Arguments that a mutant is no worse than the original, each from what a clean run of the original shows.
+
+1. Not executed: no warp ever comes to the instruction in this launch, so that it does not matter.
+2. A fence for other CTAs (fence.mbarrier_init.release.cluster) in a cluster of one.
+3. A barrier between two barriers of the same threads (for bar.warp.sync: of the same warp) orders only what lies between its neighbours:
+   an access before it and behind its predecessor, against an access behind it and before its successor. Where no two of these conflict,
+   nothing in the second part publishes what others did in the first, and everybody who acts in the second part has waited himself for
+   what anybody has waited for in the first, every order that matters is also made by a neighbour.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem_attn.emulator import run
+from tandem_attn.emulator.events import (
+    Access,
+    AccessKind,
+    Arrival,
+    AsyncAgent,
+    BarrierInit,
+    ClusterStart,
+    Event,
+    Fence,
+    GroupWait,
+    Issue,
+    Wait,
+    WarpAgent,
+    WarpExit,
+)
+from tandem_attn.emulator.report import Report
+from tests.emulator.mutation.mutants import Mutant
+from tests.emulator.subjects.subject import Subject
+
+FULL = 0xFFFFFFFF
+
+
+@dataclass
+class Part:
+    """What one warp does between two barriers: byte ranges by (thread, place), and what concerns other threads."""
+
+    touches: list[tuple[Any, Any, int, int, bool]] = field(default_factory=list)  # thread, place, first byte, end, written
+    publishes: set[Any] = field(default_factory=set)  # threads that release, commit or issue
+    learns: dict[Any, set[Any]] = field(default_factory=lambda: defaultdict(set))  # what was waited for, and by which threads
+
+
+class Log:
+    """An observer: per warp its barriers (PTX line, which barrier) and the parts between them."""
+
+    def __init__(self) -> None:
+        self.lines: set[int] = set()
+        self.cluster_size = 1
+        self.events: dict[tuple[int, int], list[tuple[int, Any] | Part]] = defaultdict(lambda: [Part()])
+        self.members: dict[Any, set[int]] = defaultdict(set)  # warps that come to a barrier, by barrier and phase
+
+    def event(self, event: Event) -> list[Report]:
+        if isinstance(event, ClusterStart):
+            self.cluster_size = max(self.cluster_size, len(event.ctas))
+        site = getattr(event, "site", None)
+        agent = getattr(event, "agent", None)
+        if site is not None:
+            self.lines.add(site.ptx_line)
+        issuer = agent.issuer if isinstance(agent, AsyncAgent) else agent
+        if isinstance(issuer, WarpAgent):
+            self._note(event, agent, (issuer.cta, issuer.warp))
+        return []
+
+    def finish(self) -> list[Report]:
+        return []
+
+    def _part(self, warp: tuple[int, int]) -> Part:
+        part = self.events[warp][-1]
+        assert isinstance(part, Part)
+        return part
+
+    def _note(self, event: Event, agent: Any, warp: tuple[int, int]) -> None:
+        part = self._part(warp)
+        if isinstance(event, Access) and not isinstance(agent, AsyncAgent):
+            for start, lane in zip(event.starts.tolist(), event.lane_ids.tolist(), strict=True):
+                place = (event.space, event.cta)
+                part.touches.append(((*warp, lane), place, start, start + event.size, event.kind is not AccessKind.READ))
+                if event.semantics in ("release", "acq_rel"):
+                    part.publishes.add((*warp, lane))
+                if event.semantics in ("acquire", "acq_rel"):
+                    part.learns[place, start].add((*warp, lane))
+        elif isinstance(event, Issue):
+            part.publishes |= self._threads(warp, event.agent.lanes)
+        elif isinstance(event, BarrierInit):
+            thread = (*warp, (event.lanes & -event.lanes).bit_length() - 1)
+            part.touches.append((thread, ("mbarrier", event.barrier.cta), event.barrier.key, event.barrier.key + 8, True))
+        elif isinstance(event, Arrival) and not isinstance(agent, AsyncAgent):
+            self._arrival(event, warp, part)
+        elif isinstance(event, Wait | GroupWait):
+            if isinstance(event, GroupWait):
+                for member in event.members:
+                    part.learns[member.serial] |= self._threads(warp, event.lanes)
+            elif event.barrier.kind == "mbarrier":
+                part.learns[event.barrier, event.phase] |= self._threads(warp, event.lanes)
+        elif isinstance(event, Fence):
+            if event.kind.startswith(("bar.warp", "barrier.warp")):
+                self._cut(warp, event.site.ptx_line, "warp")
+            elif event.kind.startswith(("fence", "membar", "tcgen05")):
+                part.publishes |= self._threads(warp, event.lanes)
+        elif isinstance(event, WarpExit):
+            part.publishes |= self._threads(warp, FULL)
+
+    def _arrival(self, event: Arrival, warp: tuple[int, int], part: Part) -> None:
+        if event.barrier.kind == "mbarrier":
+            part.publishes |= self._threads(warp, event.lanes)
+            key = event.barrier.key
+            part.touches += [(t, ("mbarrier", event.barrier.cta), key, key + 8, False) for t in self._threads(warp, event.lanes)]
+        else:
+            which = (event.barrier, event.phase)
+            self.members[which].add(warp[1] if event.barrier.kind == "named" else -1)
+            self._cut(warp, event.site.ptx_line, which)
+
+    @staticmethod
+    def _threads(warp: tuple[int, int], lanes: int) -> set[Any]:
+        return {(*warp, lane) for lane in range(32) if lanes >> lane & 1}
+
+    def _cut(self, warp: tuple[int, int], line: int, which: Any) -> None:
+        self.events[warp] += [(line, which), Part()]
+
+
+def log_of(subject: Subject) -> Log:
+    """Of a clean run."""
+    log = Log()
+    options: dict[str, Any] = {} if subject.block is None else {"block": subject.block}
+    run(subject.kernel, subject.args, subject.grid, observers=[log], backend="numpy", **options)
+    return log
+
+
+def reason(mutant: Mutant, log: Log) -> str:
+    """Why the mutant is equivalent, or "" where none of the arguments holds."""
+    if mutant.line not in log.lines and mutant.what != "initialisation deleted":
+        return "never executed in this launch"
+    if mutant.before.startswith("fence.mbarrier_init") and log.cluster_size == 1:
+        return "a fence for other CTAs in a cluster of one"
+    if mutant.what == "barrier deleted" and "arrive" not in mutant.before and redundant(log, mutant.line):
+        return "its neighbouring barriers order everything that conflicts"
+    return ""
+
+
+def redundant(log: Log, line: int) -> bool:
+    """Argument 3 for every time that a warp comes to the barrier at that line."""
+    groups: dict[Any, list[tuple[Part, Part]]] = defaultdict(list)
+    for warp, items in log.events.items():
+        for i, item in enumerate(items):
+            if isinstance(item, tuple) and item[0] == line:
+                pair = (_merged(log, items, i, -1), _merged(log, items, i, 1))
+                groups[(warp, i) if item[1] == "warp" else item[1]].append(pair)
+    return bool(groups) and all(not _matters(parts) for parts in groups.values())
+
+
+def _merged(log: Log, items: list[Any], at: int, step: int) -> Part:
+    """Everything up to the next barrier that orders at least the same threads."""
+    total = Part()
+    which = items[at][1]
+    i = at + step
+    while 0 <= i < len(items):
+        item = items[i]
+        if isinstance(item, Part):
+            total.touches += item.touches
+            total.publishes |= item.publishes
+            for what, threads in item.learns.items():
+                total.learns[what] |= threads
+        elif which == "warp" or item[1] != "warp" and log.members[item[1]] >= log.members[which]:
+            return total
+        i += step
+    return total
+
+
+def _matters(parts: list[tuple[Part, Part]]) -> bool:
+    """Whether the barrier may order something that its neighbours do not."""
+    first = [t for before, _ in parts for t in before.touches]
+    second = [t for _, after in parts for t in after.touches]
+    learns: dict[Any, set[Any]] = defaultdict(set)
+    for before, _ in parts:
+        for what, threads in before.learns.items():
+            learns[what] |= threads
+    publishes = {x for _, after in parts for x in after.publishes}
+    users = {t[0] for t in second} | publishes
+    if any(users - threads for threads in learns.values()):
+        return True
+    actors = {t[0] for t in first}
+    if publishes and any(actors - {one} for one in publishes):
+        return True
+    return _conflict(first, second)
+
+
+def _conflict(first: list[Any], second: list[Any]) -> bool:
+    by_place: dict[Any, list[Any]] = defaultdict(list)
+    for touch in second:
+        by_place[touch[1]].append(touch)
+    return any(
+        a[0] != b[0] and (a[4] or b[4]) and a[2] < b[3] and b[2] < a[3] for a in first for b in by_place.get(a[1], ())
+    )  # fmt: skip
