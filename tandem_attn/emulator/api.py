@@ -72,7 +72,7 @@ def run(
     made_before = segments.codegen_s
     bar = Bar(len(launch.clusters)) if progress else None
     if wanted & RACES:
-        observers = (*observers, RaceTracker(launch.grid, wanted))
+        observers = (*observers, RaceTracker(launch.grid, wanted, launch.profile_scratch))
     machine = Machine(
         launch, segments, schedule=schedule, seed=seed, resident_ctas=resident_ctas or resident, observers=observers,
         wanted=wanted, tick=bar.tick if bar else None,

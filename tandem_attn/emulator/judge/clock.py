@@ -16,8 +16,9 @@ from collections.abc import Hashable
 ALL, INIT = 32, 33
 FULL = 0xFFFFFFFF
 # Clocks by what they have passed: nothing, fence.proxy.async for shared and for global memory, fence.proxy.tensormap,
-# tcgen05.fence::before_thread_sync, and after it tcgen05.fence::after_thread_sync.
-PLAIN, SHARED, GLOBAL, TENSORMAP, BEFORE, AFTER = SORTS = tuple(range(6))
+# tcgen05.fence::before_thread_sync, and after it tcgen05.fence::after_thread_sync. RELAXED is no fence: what was behind a barrier of its
+# CTA before a relaxed arrival at the cluster barrier, which orders data in that CTA's shared memory but is no release.
+PLAIN, SHARED, GLOBAL, TENSORMAP, BEFORE, AFTER, RELAXED = SORTS = tuple(range(7))
 Key = Hashable
 Times = dict[Key, int]
 

@@ -24,7 +24,7 @@ from tandem_attn.emulator.events import (
     WarpExit,
 )
 from tandem_attn.emulator.judge import wording
-from tandem_attn.emulator.judge.clock import AFTER, ALL, FULL, GLOBAL, PLAIN, SHARED, TENSORMAP, Clock, WarpClock
+from tandem_attn.emulator.judge.clock import AFTER, ALL, FULL, GLOBAL, PLAIN, RELAXED, SHARED, TENSORMAP, Clock, Times, WarpClock
 from tandem_attn.emulator.judge.locations import Locations
 from tandem_attn.emulator.judge.record import FAMILIES, WARPS, Operation, Record, completion_key, warp_number
 from tandem_attn.emulator.judge.shadow import Array, Sets, Shadow
@@ -35,10 +35,14 @@ NO_LANES = np.full(1, ALL)
 
 
 class RaceTracker:
-    """One run's tracker. `grid` names CTAs in reports; `wanted` are the report kinds asked for."""
+    """One run's tracker.
 
-    def __init__(self, grid: tuple[int, int, int], wanted: frozenset[str]) -> None:
-        self.grid = grid
+    grid names CTAs in reports; wanted are the report kinds asked for; ignored is a range of global addresses that are no business of the
+    kernel's (an instrumentation's own books).
+    """
+
+    def __init__(self, grid: tuple[int, int, int], wanted: frozenset[str], ignored: tuple[int, int] = (0, 0)) -> None:
+        self.grid, self.ignored = grid, ignored
         self.deterministic = "nondeterministic" in wanted
         self.tcgen05_fences = "missing-tcgen05-fence" in wanted
         self.warps: dict[int, WarpClock] = {}
@@ -133,6 +137,8 @@ class RaceTracker:
 
     # ---- accesses
     def access(self, event: Access) -> None:
+        if event.space is Space.GLOBAL and self.ignored[0] <= int(event.starts[0]) < self.ignored[1]:
+            return
         record, actor = self.record_of(event)
         if event.space is Space.SHARED:
             self.visit(record, event.cta)
@@ -340,7 +346,13 @@ def pipelined(a: Record, b: Record) -> bool:
 
 def known(record: Record, code: int, clock: Clock, sort: int = PLAIN) -> bool:
     """Whether the record (lane `code` of it) is before the point of the clock."""
-    times = clock.times[sort]
+    if _known(record, code, clock.times[sort]):
+        return True
+    relaxed = clock.times[RELAXED]
+    return sort == PLAIN and bool(relaxed) and _known(record, code, relaxed)
+
+
+def _known(record: Record, code: int, times: Times) -> bool:
     if record.operation is not None:
         return any(times.get(key, -1) >= time for key, time in record.done)
     if times.get((record.warp, ALL), -1) >= record.epoch:

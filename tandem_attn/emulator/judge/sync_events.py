@@ -19,7 +19,7 @@ from tandem_attn.emulator.events import (
     Wait,
 )
 from tandem_attn.emulator.judge import wording
-from tandem_attn.emulator.judge.clock import AFTER, ALL, BEFORE, FULL, GLOBAL, INIT, PLAIN, SHARED, TENSORMAP, Clock
+from tandem_attn.emulator.judge.clock import AFTER, ALL, BEFORE, FULL, GLOBAL, INIT, PLAIN, RELAXED, SHARED, TENSORMAP, Clock, raise_to
 from tandem_attn.emulator.judge.record import OF_A_LANE, Record, completion_key, warp_number
 
 if TYPE_CHECKING:
@@ -105,9 +105,10 @@ class Barriers:
         if event.semantics != "relaxed":
             state.current.join(clock)
         else:
-            for released in (warp.released, warp.settled):
-                if released is not None:
-                    state.current.join(released)
+            if warp.released is not None:
+                state.current.join(warp.released)
+            if warp.settled is not None:
+                raise_to(state.current.times[RELAXED], warp.settled.times[PLAIN])
 
     def asynchronous(self, event: Arrival, agent: AsyncAgent, state: BarrierState) -> None:
         """The arrival of an asynchronous operation: its accesses are over when this phase is; a commit stands for all before it."""

@@ -6,6 +6,8 @@
    an access before it and behind its predecessor, against an access behind it and before its successor. Where no two of these conflict,
    nothing in the second part publishes what others did in the first, and everybody who acts in the second part has waited himself for
    what anybody has waited for in the first, every order that matters is also made by a neighbour.
+4. A wait at the cluster barrier whose threads do nothing before they come to a barrier of the CTA that includes threads which do wait.
+5. A cluster arrival made relaxed, where no access before it conflicts with one of another CTA behind the barrier.
 """
 
 from collections import defaultdict
@@ -26,7 +28,6 @@ from tandem_attn.emulator.events import (
     Issue,
     Wait,
     WarpAgent,
-    WarpExit,
 )
 from tandem_attn.emulator.report import Report
 from tests.emulator.mutation.mutants import Mutant
@@ -51,6 +52,8 @@ class Log:
         self.lines: set[int] = set()
         self.cluster_size = 1
         self.events: dict[tuple[int, int], list[tuple[int, Any] | Part]] = defaultdict(lambda: [Part()])
+        self.waited: dict[Any, set[tuple[int, int]]] = defaultdict(set)  # warps that waited, by cluster barrier and phase
+        self.waits: dict[int, list[tuple[tuple[int, int], int, Any]]] = defaultdict(list)  # by line: warp, number of its part, barrier
         self.members: dict[Any, set[int]] = defaultdict(set)  # warps that come to a barrier, by barrier and phase
 
     def event(self, event: Event) -> list[Report]:
@@ -94,15 +97,18 @@ class Log:
             if isinstance(event, GroupWait):
                 for member in event.members:
                     part.learns[member.serial] |= self._threads(warp, event.lanes)
+            elif event.barrier.kind == "cluster":
+                which = (event.barrier, event.phase)
+                self.waited[which].add(warp)
+                self.waits[event.site.ptx_line].append((warp, len(self.events[warp]), which))
+                self.events[warp] += [(-1, "wait"), Part()]
             elif event.barrier.kind == "mbarrier":
                 part.learns[event.barrier, event.phase] |= self._threads(warp, event.lanes)
         elif isinstance(event, Fence):
             if event.kind.startswith(("bar.warp", "barrier.warp")):
                 self._cut(warp, event.site.ptx_line, "warp")
-            elif event.kind.startswith(("fence", "membar", "tcgen05")):
+            elif event.kind.startswith(("fence", "membar", "tcgen05")) and not event.kind.startswith("fence.mbarrier_init"):
                 part.publishes |= self._threads(warp, event.lanes)
-        elif isinstance(event, WarpExit):
-            part.publishes |= self._threads(warp, FULL)
 
     def _arrival(self, event: Arrival, warp: tuple[int, int], part: Part) -> None:
         if event.barrier.kind == "mbarrier":
@@ -111,7 +117,7 @@ class Log:
             part.touches += [(t, ("mbarrier", event.barrier.cta), key, key + 8, False) for t in self._threads(warp, event.lanes)]
         else:
             which = (event.barrier, event.phase)
-            self.members[which].add(warp[1] if event.barrier.kind == "named" else -1)
+            self.members[which].add(warp if event.barrier.kind == "named" else (-1, -1))
             self._cut(warp, event.site.ptx_line, which)
 
     @staticmethod
@@ -138,7 +144,52 @@ def reason(mutant: Mutant, log: Log) -> str:
         return "a fence for other CTAs in a cluster of one"
     if mutant.what == "barrier deleted" and "arrive" not in mutant.before and redundant(log, mutant.line):
         return "its neighbouring barriers order everything that conflicts"
+    if mutant.what == "cluster barrier deleted" and "wait" in mutant.before and waited_by_others(log, mutant.line):
+        return "the CTA's next barrier comes before any access, and includes threads that do wait"
+    if mutant.what == "cluster arrival relaxed" and not needs_release(log, mutant.line):
+        return "no access before it conflicts with one of another CTA behind it; the execution barrier stays"
     return ""
+
+
+def waited_by_others(log: Log, line: int) -> bool:
+    """Argument 4: who skips the wait does nothing before a barrier that it shares with a warp that has waited for the same phase."""
+    for warp, at, which in log.waits.get(line, []):
+        items = log.events[warp]
+        i = at + 1
+        while i < len(items) and not (isinstance(items[i], tuple) and items[i][1] not in ("warp", "wait")):
+            if isinstance(items[i], Part) and (items[i].touches or items[i].publishes):
+                return False
+            i += 1
+        if i >= len(items) or items[i][1][0].kind != "named":
+            return False
+        others = {w for w, _, _ in log.waits[line]}
+        if not (log.members[items[i][1]] & log.waited[which]) - others:
+            return False
+    return bool(log.waits.get(line))
+
+
+def needs_release(log: Log, line: int) -> bool:
+    """Argument 5: whether something behind the cluster barrier conflicts with what another CTA did before this arrival."""
+    before: dict[Any, list[Any]] = defaultdict(list)
+    after: dict[Any, list[Any]] = defaultdict(list)
+    for warp, items in log.events.items():
+        cuts = [(i, item[1]) for i, item in enumerate(items) if isinstance(item, tuple) and _is_cluster(item[1])]
+        for n, (i, which) in enumerate(cuts):
+            start = cuts[n - 1][0] if n else 0
+            end = cuts[n + 1][0] if n + 1 < len(cuts) else len(items)
+            if items[i][0] == line:
+                before[which] += [t for part in items[start:i] if isinstance(part, Part) for t in part.touches]
+            after[which] += [t for part in items[i:end] if isinstance(part, Part) for t in part.touches]
+    for which, first in before.items():
+        for cta in {t[0][0] for t in first}:
+            mine = [t for t in first if t[0][0] == cta]
+            if _conflict(mine, [t for t in after[which] if t[0][0] != cta]):
+                return True
+    return False
+
+
+def _is_cluster(which: Any) -> bool:
+    return isinstance(which, tuple) and which[0].kind == "cluster"
 
 
 def redundant(log: Log, line: int) -> bool:
@@ -164,6 +215,8 @@ def _merged(log: Log, items: list[Any], at: int, step: int) -> Part:
             total.publishes |= item.publishes
             for what, threads in item.learns.items():
                 total.learns[what] |= threads
+        elif item[1] == "wait":
+            pass
         elif which == "warp" or item[1] != "warp" and log.members[item[1]] >= log.members[which]:
             return total
         i += step
