@@ -24,9 +24,10 @@ from tandem_attn.emulator.events import (
     WarpExit,
 )
 from tandem_attn.emulator.judge import wording
-from tandem_attn.emulator.judge.clock import AFTER, ALL, FULL, GLOBAL, PLAIN, RELAXED, SHARED, TENSORMAP, Clock, Times, WarpClock
+from tandem_attn.emulator.judge.clock import ALL, FULL, Clock, WarpClock
 from tandem_attn.emulator.judge.locations import Locations
-from tandem_attn.emulator.judge.record import FAMILIES, WARPS, Operation, Record, completion_key, warp_number
+from tandem_attn.emulator.judge.record import WARPS, Operation, Record, completion_key, warp_number
+from tandem_attn.emulator.judge.rules import Rules, known
 from tandem_attn.emulator.judge.shadow import Array, Sets, Shadow
 from tandem_attn.emulator.judge.sync_events import Barriers
 from tandem_attn.emulator.report import Report
@@ -43,14 +44,13 @@ class RaceTracker:
 
     def __init__(self, grid: tuple[int, int, int], wanted: frozenset[str], ignored: tuple[int, int] = (0, 0)) -> None:
         self.grid, self.ignored = grid, ignored
-        self.deterministic = "nondeterministic" in wanted
-        self.tcgen05_fences = "missing-tcgen05-fence" in wanted
         self.warps: dict[int, WarpClock] = {}
         self.operations: dict[int, Operation] = {}
         self.records: list[Record | None] = [None]
         self.sets = Sets()
         self.shadows: dict[tuple[Space, int], Shadow] = {}
         self.clusters: dict[int, tuple[int, ...]] = {}  # by CTA
+        self.rules = Rules(self.clusters, wanted)
         self.living: dict[int, int] = {}  # warps that have not ended, by CTA
         self.farewell: dict[int, Clock] = {}  # what the ended warps of a CTA knew
         self.visits: dict[int, dict[Any, Record]] = {}  # the last access of each stranger and site to a CTA's shared memory
@@ -240,34 +240,16 @@ class RaceTracker:
                 continue
             if cell > 0:
                 other = self.records[cell]
-                if other is not None and not self.settled(other, record, actor):
+                if other is not None and not self.rules.settled(other, record, actor):
                     at = (old >> 6) == cell
                     self.by_lane(other, old[at] & 63, record, actor, lanes[at], rows[at], event)
                 continue
             at = old == cell
             for member in self.sets.of(cell):
                 other = self.records[member >> 6]
-                if other is not None and not self.settled(other, record, actor):
+                if other is not None and not self.rules.settled(other, record, actor):
                     codes = np.full(int(at.sum()), member & 63)
                     self.by_lane(other, codes, record, actor, lanes[at], rows[at], event)
-
-    def settled(self, other: Record, record: Record, actor: WarpClock | Clock) -> bool:
-        """The quick test: the other access is over for every lane, and no fence is asked for."""
-        if other.operation is not None:
-            if other.operation is record.operation:
-                return True
-        clock = actor.base if isinstance(actor, WarpClock) else actor
-        sort = self.fence_needed(other, record)
-        return known(other, ALL, clock) and (sort == PLAIN or known(other, ALL, clock, sort))
-
-    def fence_needed(self, other: Record, record: Record) -> int:
-        """The fence that must lie between two ordered accesses (PLAIN: none)."""
-        if record.space is Space.TMEM:
-            both = other.operation is not None and record.operation is not None
-            return AFTER if self.tcgen05_fences and both and other.warp != record.warp else PLAIN
-        if not (other.writes and other.generic) or record.generic or record.kind is AccessKind.WRITE:
-            return PLAIN
-        return TENSORMAP if record.proxy is Proxy.TENSORMAP else SHARED if record.space is Space.SHARED else GLOBAL
 
     def by_lane(
         self, other: Record, codes: Array, record: Record, actor: WarpClock | Clock, lanes: Array, rows: Array, event: Access
@@ -281,7 +263,7 @@ class RaceTracker:
         pairs = codes << 6 | lanes
         for pair in np.unique(pairs).tolist():
             code, lane = pair >> 6, pair & 63
-            verdict = self.judge(other, code, record, actor, lane)
+            verdict = self.rules.judge(other, code, record, actor, lane)
             if verdict and not self.replicated(other, record, event, rows[pairs == pair]):
                 at = int(rows[int((pairs == pair).argmax())])
                 message = wording.race(verdict, record, other, lane, code, int(event.starts[at]), event.size, self.grid)
@@ -292,72 +274,3 @@ class RaceTracker:
         """A layout that several threads hold writes the same values from each: the same instruction, the same bytes."""
         same = other.site.index == record.site.index and other.writes and event.silent is not None
         return same and event.silent is not None and bool(event.silent[rows].all())
-
-    def judge(self, other: Record, code: int, record: Record, actor: WarpClock | Clock, lane: int) -> str:
-        """The kind of report that the pair deserves, or ""."""
-        if other.strong and record.strong and self.morally_strong(other, record):
-            if self.deterministic and wording.inexact_sum(other) and wording.inexact_sum(record):
-                return "" if self.ordered(other, code, record, actor, lane) else "nondeterministic"
-            return ""
-        if not self.ordered(other, code, record, actor, lane):
-            return "race"
-        sort = self.fence_needed(other, record)
-        if sort != PLAIN and not self.ordered(other, code, record, actor, lane, sort):
-            return "missing-tcgen05-fence" if sort == AFTER else "missing-proxy-fence"
-        return ""
-
-    def morally_strong(self, a: Record, b: Record) -> bool:
-        """Each one's scope includes the other's thread (PTX manual, "Morally Strong Operations")."""
-        ca, cb = a.warp // WARPS, b.warp // WARPS
-        if ca == cb:
-            return True
-        narrow = {"cta", "cluster"} if cb not in self.clusters.get(ca, ()) else {"cta"}
-        return a.scope not in narrow and b.scope not in narrow
-
-    def ordered(self, other: Record, code: int, record: Record, actor: WarpClock | Clock, lane: int, sort: int = PLAIN) -> bool:
-        clock = actor
-        if isinstance(actor, WarpClock):
-            if other.operation is None and other.warp == record.warp and sort == PLAIN and code != ALL and code == lane:
-                return True  # one thread's program order
-            extra = actor.extra.get(lane)
-            if extra is not None and known(other, code, extra, sort):
-                return True
-            clock = actor.base
-            if lane == ALL and actor.extra:  # an instruction of the whole warp
-                clock = actor.snapshot(FULL)
-        assert isinstance(clock, Clock)
-        if known(other, code, clock, sort):
-            return True
-        if record.space is Space.TMEM and other.operation is not None and record.operation is not None and pipelined(other, record):
-            return clock.knows((other.warp, code_of(other)), other.epoch, sort) or clock.knows((other.warp, ALL), other.epoch, sort)
-        return False
-
-
-def code_of(record: Record) -> int:
-    """The lane of an operation that one thread issued."""
-    return (record.lanes & -record.lanes).bit_length() - 1
-
-
-def pipelined(a: Record, b: Record) -> bool:
-    """Operations that tcgen05 carries out in the order of their issue (PTX manual, "Pipelined Instructions")."""
-    assert a.operation is not None and b.operation is not None
-    return FAMILIES.get(a.operation.agent.kind) == "tcgen05" == FAMILIES.get(b.operation.agent.kind)
-
-
-def known(record: Record, code: int, clock: Clock, sort: int = PLAIN) -> bool:
-    """Whether the record (lane `code` of it) is before the point of the clock."""
-    if _known(record, code, clock.times[sort]):
-        return True
-    relaxed = clock.times[RELAXED]
-    return sort == PLAIN and bool(relaxed) and _known(record, code, relaxed)
-
-
-def _known(record: Record, code: int, times: Times) -> bool:
-    if record.operation is not None:
-        return any(times.get(key, -1) >= time for key, time in record.done)
-    if times.get((record.warp, ALL), -1) >= record.epoch:
-        return True
-    if code != ALL:
-        return times.get((record.warp, code), -1) >= record.epoch
-    lanes = record.lanes
-    return lanes != 0 and all(times.get((record.warp, lane), -1) >= record.epoch for lane in range(32) if lanes >> lane & 1)

@@ -67,4 +67,4 @@ class Record:
     @property
     def generic(self) -> bool:
         """Whether the access needs a proxy fence before the async proxy may touch the same bytes."""
-        return self.proxy is Proxy.GENERIC or self.operation is not None and self.operation.agent.kind in GENERIC_OPERATIONS
+        return self.proxy is Proxy.GENERIC or (self.operation is not None and self.operation.agent.kind in GENERIC_OPERATIONS)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tandem_attn.emulator.events import (
+    AccessKind,
     Arrival,
     AsyncAgent,
     BarrierId,
@@ -14,6 +15,7 @@ from tandem_attn.emulator.events import (
     GroupCommit,
     GroupWait,
     PhaseComplete,
+    Proxy,
     Site,
     Space,
     Wait,
@@ -204,6 +206,4 @@ class Barriers:
 
 def _stand_in(number: int, agent: Any, site: Site) -> Record:
     """A record to report a barrier operation with."""
-    from tandem_attn.emulator.events import AccessKind, Proxy  # noqa: PLC0415
-
     return Record(number, agent, site, AccessKind.READ, Space.SHARED, -1, Proxy.GENERIC, True, "", 0, 0)

@@ -58,13 +58,14 @@ def race(kind: str, record: Record, other: Record, lane: int, code: int, start: 
 
 def missing(kind: str, record: Record, other: Record, same_lane: bool) -> str:
     """The ordering that is not there."""
-    if kind == "missing-proxy-fence":
-        fence = "fence.proxy.tensormap" if record.proxy is Proxy.TENSORMAP else "fence.proxy.async"
-        return f"ordered, but without {fence} between the generic write and the access through the other proxy"
-    if kind == "missing-tcgen05-fence":
-        return "ordered, but without tcgen05.fence::before_thread_sync and ::after_thread_sync around the synchronisation"
-    if kind == "nondeterministic":
-        return "nothing fixes the order of the two floating-point additions"
+    fence = "fence.proxy.tensormap" if record.proxy is Proxy.TENSORMAP else "fence.proxy.async"
+    words = {
+        "missing-proxy-fence": f"ordered, but without {fence} between the generic write and the access through the other proxy",
+        "missing-tcgen05-fence": "ordered, but without tcgen05.fence::before_thread_sync and ::after_thread_sync around it",
+        "nondeterministic": "nothing fixes the order of the two floating-point additions",
+    }
+    if kind in words:
+        return words[kind]
     if other.operation is not None or record.operation is not None:
         return _in_flight(record, other)
     if other.warp == record.warp and not same_lane:
@@ -91,22 +92,26 @@ def visitor(record: Record, cta: int, grid: Grid) -> str:
     """The message about an access to a CTA that may have ended."""
     wait = "no cluster barrier or mbarrier wait of that CTA lies behind the access"
     if record.operation is not None:
-        wait = f"no {_WAITS.get(FAMILIES.get(record.operation.agent.kind, ''), 'wait for its mbarrier')} that the CTA knows of lies behind it"
+        family = FAMILIES.get(record.operation.agent.kind, "")
+        wait = f"no {_WAITS.get(family, 'wait for its mbarrier')} that the CTA knows of lies behind it"
     return f"{who(record.agent, ALL, grid)} accesses the shared memory of CTA {where(cta, grid)}, which may have exited by then: {wait}"
 
 
 def uninitialised_barrier(barrier: BarrierId, agent: WarpAgent | AsyncAgent, site: Site, owner: int, grid: Grid) -> str:
     return (
-        f"{who(agent, ALL, grid)} uses the mbarrier at shared offset {barrier.key:#x} of CTA {where(barrier.cta, grid)}, but nothing orders "
-        f"this behind its initialisation by {who(agent_of(owner), ALL, grid)} at {at(site)}"
+        f"{who(agent, ALL, grid)} uses {_mbarrier(barrier, grid)}, but nothing orders this behind its initialisation by "
+        f"{who(agent_of(owner), ALL, grid)} at {at(site)}"
     )
+
+
+def _mbarrier(barrier: BarrierId, grid: Grid) -> str:
+    return f"the mbarrier at shared offset {barrier.key:#x} of CTA {where(barrier.cta, grid)}"
 
 
 def missed_phase(event: PhaseComplete, number: int, site: Site, grid: Grid) -> str:
     return (
-        f"{who(agent_of(number), ALL, grid)} waits for phase {event.phase - 1} of the mbarrier at shared offset {event.barrier.key:#x} of CTA "
-        f"{where(event.barrier.cta, grid)} by parity at {at(site)}, but phase {event.phase} can complete before the wait has returned: no "
-        "arrival of that phase is ordered behind the wait"
+        f"{who(agent_of(number), ALL, grid)} waits for phase {event.phase - 1} of {_mbarrier(event.barrier, grid)} by parity at "
+        f"{at(site)}, but phase {event.phase} can complete before the wait has returned: no arrival of that phase is ordered behind the wait"
     )
 
 

@@ -78,37 +78,44 @@ class Log:
 
     def _note(self, event: Event, agent: Any, warp: tuple[int, int]) -> None:
         part = self._part(warp)
-        if isinstance(event, Access) and not isinstance(agent, AsyncAgent):
-            for start, lane in zip(event.starts.tolist(), event.lane_ids.tolist(), strict=True):
-                place = (event.space, event.cta)
-                part.touches.append(((*warp, lane), place, start, start + event.size, event.kind is not AccessKind.READ))
-                if event.semantics in ("release", "acq_rel"):
-                    part.publishes.add((*warp, lane))
-                if event.semantics in ("acquire", "acq_rel"):
-                    part.learns[place, start].add((*warp, lane))
+        own = not isinstance(agent, AsyncAgent)
+        if isinstance(event, Access) and own:
+            self._touch(event, warp, part)
         elif isinstance(event, Issue):
             part.publishes |= self._threads(warp, event.agent.lanes)
         elif isinstance(event, BarrierInit):
             thread = (*warp, (event.lanes & -event.lanes).bit_length() - 1)
             part.touches.append((thread, ("mbarrier", event.barrier.cta), event.barrier.key, event.barrier.key + 8, True))
-        elif isinstance(event, Arrival) and not isinstance(agent, AsyncAgent):
+        elif isinstance(event, Arrival) and own:
             self._arrival(event, warp, part)
-        elif isinstance(event, Wait | GroupWait):
-            if isinstance(event, GroupWait):
-                for member in event.members:
-                    part.learns[member.serial] |= self._threads(warp, event.lanes)
-            elif event.barrier.kind == "cluster":
-                which = (event.barrier, event.phase)
-                self.waited[which].add(warp)
-                self.waits[event.site.ptx_line].append((warp, len(self.events[warp]), which))
-                self.events[warp] += [(-1, "wait"), Part()]
-            elif event.barrier.kind == "mbarrier":
-                part.learns[event.barrier, event.phase] |= self._threads(warp, event.lanes)
+        elif isinstance(event, Wait):
+            self._wait(event, warp, part)
+        elif isinstance(event, GroupWait):
+            for member in event.members:
+                part.learns[member.serial] |= self._threads(warp, event.lanes)
         elif isinstance(event, Fence):
             if event.kind.startswith(("bar.warp", "barrier.warp")):
                 self._cut(warp, event.site.ptx_line, "warp")
             elif event.kind.startswith(("fence", "membar", "tcgen05")) and not event.kind.startswith("fence.mbarrier_init"):
                 part.publishes |= self._threads(warp, event.lanes)
+
+    def _touch(self, event: Access, warp: tuple[int, int], part: Part) -> None:
+        for start, lane in zip(event.starts.tolist(), event.lane_ids.tolist(), strict=True):
+            place = (event.space, event.cta)
+            part.touches.append(((*warp, lane), place, start, start + event.size, event.kind is not AccessKind.READ))
+            if event.semantics in ("release", "acq_rel"):
+                part.publishes.add((*warp, lane))
+            if event.semantics in ("acquire", "acq_rel"):
+                part.learns[place, start].add((*warp, lane))
+
+    def _wait(self, event: Wait, warp: tuple[int, int], part: Part) -> None:
+        which = (event.barrier, event.phase)
+        if event.barrier.kind == "mbarrier":
+            part.learns[which] |= self._threads(warp, event.lanes)
+        elif event.barrier.kind == "cluster":
+            self.waited[which].add(warp)
+            self.waits[event.site.ptx_line].append((warp, len(self.events[warp]), which))
+            self.events[warp] += [(-1, "wait"), Part()]
 
     def _arrival(self, event: Arrival, warp: tuple[int, int], part: Part) -> None:
         if event.barrier.kind == "mbarrier":
@@ -172,7 +179,7 @@ def needs_release(log: Log, line: int) -> bool:
     """Argument 5: whether something behind the cluster barrier conflicts with what another CTA did before this arrival."""
     before: dict[Any, list[Any]] = defaultdict(list)
     after: dict[Any, list[Any]] = defaultdict(list)
-    for warp, items in log.events.items():
+    for items in log.events.values():
         cuts = [(i, item[1]) for i, item in enumerate(items) if isinstance(item, tuple) and _is_cluster(item[1])]
         for n, (i, which) in enumerate(cuts):
             start = cuts[n - 1][0] if n else 0
@@ -217,7 +224,7 @@ def _merged(log: Log, items: list[Any], at: int, step: int) -> Part:
                 total.learns[what] |= threads
         elif item[1] == "wait":
             pass
-        elif which == "warp" or item[1] != "warp" and log.members[item[1]] >= log.members[which]:
+        elif which == "warp" or (item[1] != "warp" and log.members[item[1]] >= log.members[which]):
             return total
         i += step
     return total

@@ -29,7 +29,7 @@ class Rule:
     change: Callable[[re.Match[str]], str | None]
 
 
-def _delete(match: re.Match[str]) -> str:
+def _delete(_: re.Match[str]) -> str:
     return "// deleted"
 
 
@@ -50,7 +50,10 @@ RULES = (
     _rule("wait deleted", r"mbarrier\.(try|test)_wait\S*\s+(?P<p>%?\w+),.*;", lambda m: f"setp.eq.u32 {m['p']}, 0, 0;"),
     _rule("barrier deleted", r"(bar|barrier)(\.cta)?\.(sync|arrive|warp\.sync)\b.*;"),
     _rule("cluster barrier deleted", r"barrier\.cluster\.(arrive|wait)\b.*;"),
-    _rule("cluster arrival relaxed", r"(?P<head>barrier\.cluster\.arrive)(?P<tail>(\.aligned)?;)", lambda m: f"{m['head']}.relaxed{m['tail']}"),
+    _rule(
+        "cluster arrival relaxed", r"(?P<head>barrier\.cluster\.arrive)(?P<tail>(\.aligned)?;)",
+        lambda m: f"{m['head']}.relaxed{m['tail']}",
+    ),
     _rule("fence deleted", r"(fence|membar|wgmma\.fence|tcgen05\.fence)\b.*;"),
     _rule("tcgen05.wait deleted", r"tcgen05\.wait::(ld|st)\S*;"),
     _rule("commit deleted", r"(cp\.async\.bulk|cp\.async|wgmma)\.commit_group\S*;|(?:@!?%?\w+\s+)?tcgen05\.commit\b.*;"),
@@ -63,7 +66,10 @@ RULES = (
     _rule("count raised", r"(?P<head>(@!?%?\w+\s+)?mbarrier\.init\b.*,\s*)(?P<n>\d+);", _count(1)),
     _rule("count lowered", r"(?P<head>(@!?%?\w+\s+)?mbarrier\.init\b.*,\s*)(?P<n>\d+);", _count(-1)),
     _rule("initialisation deleted", r"mbarrier\.init\b.*;"),
-    _rule("made relaxed", r"(?P<head>(atom|red|ld|st)\b\S*?\.)(acq_rel|acquire|release)(?P<tail>\b.*;)", lambda m: f"{m['head']}relaxed{m['tail']}"),
+    _rule(
+        "made relaxed", r"(?P<head>(atom|red|ld|st)\b\S*?\.)(acq_rel|acquire|release)(?P<tail>\b.*;)",
+        lambda m: f"{m['head']}relaxed{m['tail']}",
+    ),
     _rule("scope narrowed", r"(?P<head>(atom|red|ld|st)\.\S*?)\.(gpu|sys)(?P<tail>\b.*;)", lambda m: f"{m['head']}.cta{m['tail']}"),
 )  # fmt: skip
 

@@ -157,7 +157,8 @@ KERNELS = (
     RaceKernel(
         "global result of a bulk store read while only its source is free",
         "st.shared.b32 [%r4], %r0;\nfence.proxy.async;\nbar.sync 0;\n" + BULK.format(2)
-        + "@%p0 cp.async.bulk.wait_group.read 0; //-\n@%p0 cp.async.bulk.wait_group 0; //+\n@%p0 ld.global.b32 %r9, [%rd0]; //1\n" + BULK_END,
+        + "@%p0 cp.async.bulk.wait_group.read 0; //-\n@%p0 cp.async.bulk.wait_group 0; //+\n"
+        "@%p0 ld.global.b32 %r9, [%rd0]; //1\n" + BULK_END,
     ),
     RaceKernel("bulk load read without waiting", INIT + LOAD + wait("w", "//+") + "ld.shared.b32 %r9, [%r4]; //1\n" + wait("x")),
     RaceKernel(
@@ -188,7 +189,8 @@ KERNELS = (
     RaceKernel(
         "mbarrier used before its initialisation is ordered",
         "@%p0 mbarrier.init.shared::cta.b64 [%r6], 1; //2\nbar.sync 0; //+\n@%p0 mbarrier.arrive.shared::cta.b64 _, [%r6];\n"
-        "mov.u32 %r8, 0;\nslow: add.u32 %r8, %r8, 1; setp.lt.u32 %p3, %r8, 400;\n@%p3 bra slow;\n" + wait("w", "//1").replace("bra w; //1", "bra w;"),
+        "mov.u32 %r8, 0;\nslow: add.u32 %r8, %r8, 1; setp.lt.u32 %p3, %r8, 400;\n@%p3 bra slow;\n"
+        + wait("w", "//1").replace("bra w; //1", "bra w;"),
         words="initialisation",
     ),
     RaceKernel(
@@ -302,8 +304,9 @@ KERNELS = (
     ),
     RaceKernel(
         "tcgen05 without fence::after_thread_sync",
-        TC_FILL.replace("//2", "") + "fence.proxy.async;\n" + TMEM + "tcgen05.fence::before_thread_sync;\nbar.sync 0;\ntcgen05.fence::after_thread_sync;\n"
-        + mma("//2") + wait("w") + "tcgen05.fence::after_thread_sync; //+\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%t0}, [%r21]; //1\n"
+        TC_FILL.replace("//2", "") + "fence.proxy.async;\n" + TMEM + "tcgen05.fence::before_thread_sync;\nbar.sync 0;\n"
+        + "tcgen05.fence::after_thread_sync;\n" + mma("//2") + wait("w") + "tcgen05.fence::after_thread_sync; //+\n"
+        "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%t0}, [%r21]; //1\n"
         "tcgen05.wait::ld.sync.aligned;\ntcgen05.fence::before_thread_sync;\nbar.sync 0;\ntcgen05.fence::after_thread_sync;\n" + TMEM_END,
         "missing-tcgen05-fence", target="sm_100a", threads=128, checks=("race", "missing-tcgen05-fence"),
     ),

@@ -7,10 +7,13 @@ from typing import Any
 
 from tandem_attn.emulator import run
 from tandem_attn.emulator.errors import EmulatorError
+from tandem_attn.emulator.events import Event
+from tandem_attn.emulator.judge.checks import RACES, chosen
+from tandem_attn.emulator.judge.races import RaceTracker
+from tandem_attn.emulator.report import Report
 from tests.emulator.subjects.subject import Subject
 
 SCHEDULES = (("at-issue", 0), ("latest", 0), ("random", 1), ("random", 2))
-RACE_KINDS = ("race", "missing-proxy-fence", "nondeterministic", "missing-tcgen05-fence")
 
 
 class WithPtx:
@@ -22,6 +25,19 @@ class WithPtx:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
+
+
+class FoundError(Exception):
+    """A race report: the rest of the run is of no interest."""
+
+
+class FirstRace(RaceTracker):
+    """Ends the run at the first report."""
+
+    def event(self, event: Event) -> list[Report]:
+        for report in super().event(event):
+            raise FoundError(str(report))
+        return []
 
 
 @dataclass(frozen=True)
@@ -50,12 +66,20 @@ def attempt(make: Callable[[], Subject], ptx: str | None, schedule: str, seed: i
     """One run with fresh tensors; `ptx` None is the kernel as it is."""
     subject = make()
     kernel = subject.kernel if ptx is None else with_ptx(subject.kernel, ptx)
-    options = {} if subject.block is None else {"block": subject.block}
+    options: dict[str, Any] = {} if subject.block is None else {"block": subject.block}
+    if ptx is not None:  # a mutant: stop at the first race
+        wanted = chosen(checks)
+        ctas = 1 if isinstance(kernel, str) else int(kernel.metadata.num_ctas)
+        grid = (subject.grid[0] * ctas, *subject.grid[1:])
+        options["observers"] = [FirstRace(grid, wanted & RACES)]
+        checks = wanted - RACES
     label = schedule if schedule != "random" else f"random {seed}"
     signal.signal(signal.SIGALRM, _timed_out)
     signal.alarm(limit)
     try:
         result = run(kernel, subject.args, subject.grid, checks=checks, schedule=schedule, seed=seed, backend="numpy", **options)
+    except FoundError as found:
+        return Outcome("race", label, str(found))
     except TimeoutError:
         return Outcome("hang", label, f"no end within {limit} s")
     except EmulatorError as error:
@@ -64,7 +88,7 @@ def attempt(make: Callable[[], Subject], ptx: str | None, schedule: str, seed: i
         signal.alarm(0)
     if result.reports:
         kinds = {r.kind for r in result.reports}
-        race = next((r for r in result.reports if r.kind in RACE_KINDS), None)
+        race = next((r for r in result.reports if r.kind in RACES), None)
         how = "race" if race else "deadlock" if kinds == {"deadlock"} else "state"
         return Outcome(how, label, str(race or result.reports[0]))
     try:
