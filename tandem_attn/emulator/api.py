@@ -12,6 +12,7 @@ from tandem_attn.emulator.codegen.segments import HOT, LlvmSegments, NumpySegmen
 from tandem_attn.emulator.errors import LaunchError
 from tandem_attn.emulator.events import Observer
 from tandem_attn.emulator.judge.checks import RACES, chosen
+from tandem_attn.emulator.judge.fences import unfenced
 from tandem_attn.emulator.judge.races import RaceTracker
 from tandem_attn.emulator.launch.launch import Launch, over_capacity
 from tandem_attn.emulator.launch.prepare import prepare
@@ -19,6 +20,7 @@ from tandem_attn.emulator.machine.async_ops import SCHEDULES
 from tandem_attn.emulator.machine.machine import Machine
 from tandem_attn.emulator.progress import Bar
 from tandem_attn.emulator.report import Report, Result, Statistics
+from tandem_attn.emulator.trace import Trace
 
 
 def run(
@@ -55,6 +57,7 @@ def run(
         kernel. `.reqntid` and `.reqnctapercluster` give the defaults.
     resident_ctas: how many CTAs fit on the chip at once (default: SMs of the kernel's architecture times what fits on one).
     observers: receive every event (`events.py`).
+    trace: record what every warp executed and waited for (`Result.trace`, see `trace.py`), for a performance model.
     progress: show instructions per second and the time left on the terminal when a run takes longer than 2 s.
 
     Raises ParseError, UnsupportedInstruction or LaunchError for what cannot be run. What runs and is wrong is in `Result.reports`.
@@ -71,11 +74,14 @@ def run(
     segments = make_segments(backend, launch)
     made_before = segments.codegen_s
     bar = Bar(len(launch.clusters)) if progress else None
+    record = Trace(launch.program) if trace else None
+    observers = [*observers, record] if record is not None else observers
     if wanted & RACES:
-        observers = (*observers, RaceTracker(launch.grid, wanted, launch.profile_scratch))
+        observers = [*observers, RaceTracker(launch.grid, wanted, launch.profile_scratch)]
     machine = Machine(
         launch, segments, schedule=schedule, seed=seed, resident_ctas=resident_ctas or resident, observers=observers,
         wanted=wanted, tick=bar.tick if bar else None,
+        trace=record,
     )  # fmt: skip
     machine.run()
     if bar is not None:
@@ -83,9 +89,11 @@ def run(
     statistics = machine.statistics
     statistics.parse_s, statistics.codegen_s, statistics.backend = parse_s, segments.codegen_s - made_before, segments.name
     statistics.run_s -= statistics.codegen_s
-    del trace
-    reports = [r for r in machine.reports if r.kind in wanted]
-    return Result(reports, statistics, machine.finished)
+    program = launch.program
+    if program.findings is None:
+        program.findings = unfenced(program)
+    reports = [r for r in (*machine.reports, *program.findings) if r.kind in wanted]
+    return Result(reports, statistics, machine.finished, record)
 
 
 def make_segments(backend: str, launch: Launch) -> NumpySegments:

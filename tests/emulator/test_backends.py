@@ -2,6 +2,7 @@
 
 import math
 import struct
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -57,45 +58,73 @@ TO_PAIR = {"r": "mov.b32 %r60, %r10; mov.b32 %r61, 0;", "f": "mov.b32 %r60, %f10
 TO_PAIR |= {"h": "cvt.u32.u16 %r60, %h10; mov.b32 %r61, 0;", "p": "selp.b32 %r60, 1, 0, %p5; mov.b32 %r61, 0;"}
 
 INTEGER = {
-    "r": """add.s32 %r10, %r1, %r2|sub.s32 %r10, %r1, %r2|mul.lo.s32 %r10, %r1, %r2|mul.hi.u32 %r10, %r1, %r2|mul.hi.s32 %r10, %r1, %r2
-add.sat.s32 %r10, %r1, %r2|mad.lo.s32 %r10, %r1, %r2, %r3|div.s32 %r10, %r1, %r2|div.u32 %r10, %r1, %r2|rem.s32 %r10, %r1, %r2|rem.u32 %r10, %r1, %r2
-min.s32 %r10, %r1, %r2|max.u32 %r10, %r1, %r2|abs.s32 %r10, %r1|neg.s32 %r10, %r1|sad.u32 %r10, %r1, %r2, %r3|mul24.lo.s32 %r10, %r1, %r2
-and.b32 %r10, %r1, %r2|xor.b32 %r10, %r1, %r2|not.b32 %r10, %r1|cnot.b32 %r10, %r1|lop3.b32 %r10, %r1, %r2, %r3, 0xCA|shl.b32 %r10, %r1, %r4
-shr.u32 %r10, %r1, %r4|shr.s32 %r10, %r1, %r4|shf.l.wrap.b32 %r10, %r1, %r2, %r4|shf.r.clamp.b32 %r10, %r1, %r2, %r4|bfe.u32 %r10, %r1, %r4, %r3
-bfe.s32 %r10, %r1, %r4, 8|bfi.b32 %r10, %r1, %r2, %r4, 9|popc.b32 %r10, %r1|clz.b32 %r10, %r1|brev.b32 %r10, %r1|bfind.s32 %r10, %r1|bfind.u32 %r10, %r1
-prmt.b32 %r10, %r1, %r2, %r3|prmt.b32.f4e %r10, %r1, %r2, %r3|dp4a.s32.s32 %r10, %r1, %r2, %r3|selp.b32 %r10, %r1, %r2, %p1|add.s16x2 %r10, %r1, %r2
-shfl.sync.bfly.b32 %r10, %r1, 5, 31, -1|shfl.sync.down.b32 %r10, %r1, 3, 31, -1|redux.sync.add.u32 %r10, %r1, -1|redux.sync.min.s32 %r10, %r1, -1
-vote.sync.ballot.b32 %r10, %p1, -1|match.any.sync.b32 %r10, %r4, -1|set.lt.u32.s32 %r10, %r1, %r2|cvt.sat.s8.s32 %r10, %r1""",
-    "d": """mul.wide.s32 %rd10, %r1, %r2|mul.wide.u32 %rd10, %r1, %r2|add.s64 %rd10, %rd3, %rd4|mul.lo.s64 %rd10, %rd3, %rd4|mul.hi.u64 %rd10, %rd3, %rd4
-shl.b64 %rd10, %rd3, %r4|shr.s64 %rd10, %rd3, %r4|cvt.s64.s32 %rd10, %r1|popc.b64 %r60, %rd3; mov.b64 %rd10, {%r60, %r60}""",
-    "p": "setp.gt.u32 %p5, %r1, %r2|setp.le.s32 %p5, %r1, %r2|setp.eq.and.s32 %p5, %r1, %r2, %p1|vote.sync.any.pred %p5, %p1, -1",
-    "h": "add.s16 %h10, %h1, %h2|mul.hi.s16 %h10, %h1, %h2|max.u16 %h10, %h1, %h2|shr.s16 %h10, %h1, %r4",
+    "r": """
+add.s32 %r10, %r1, %r2|sub.s32 %r10, %r1, %r2|mul.lo.s32 %r10, %r1, %r2|mul.hi.u32 %r10, %r1, %r2
+mul.hi.s32 %r10, %r1, %r2|add.sat.s32 %r10, %r1, %r2|mad.lo.s32 %r10, %r1, %r2, %r3|div.s32 %r10, %r1, %r2
+div.u32 %r10, %r1, %r2|rem.s32 %r10, %r1, %r2|rem.u32 %r10, %r1, %r2|min.s32 %r10, %r1, %r2|max.u32 %r10, %r1, %r2
+abs.s32 %r10, %r1|neg.s32 %r10, %r1|sad.u32 %r10, %r1, %r2, %r3|mul24.lo.s32 %r10, %r1, %r2|and.b32 %r10, %r1, %r2
+xor.b32 %r10, %r1, %r2|not.b32 %r10, %r1|cnot.b32 %r10, %r1|lop3.b32 %r10, %r1, %r2, %r3, 0xCA|shl.b32 %r10, %r1, %r4
+shr.u32 %r10, %r1, %r4|shr.s32 %r10, %r1, %r4|shf.l.wrap.b32 %r10, %r1, %r2, %r4|shf.r.clamp.b32 %r10, %r1, %r2, %r4
+bfe.u32 %r10, %r1, %r4, %r3|bfe.s32 %r10, %r1, %r4, 8|bfi.b32 %r10, %r1, %r2, %r4, 9|popc.b32 %r10, %r1
+clz.b32 %r10, %r1|brev.b32 %r10, %r1|bfind.s32 %r10, %r1|bfind.u32 %r10, %r1|prmt.b32 %r10, %r1, %r2, %r3
+prmt.b32.f4e %r10, %r1, %r2, %r3|dp4a.s32.s32 %r10, %r1, %r2, %r3|selp.b32 %r10, %r1, %r2, %p1
+add.s16x2 %r10, %r1, %r2|shfl.sync.bfly.b32 %r10, %r1, 5, 31, -1|shfl.sync.down.b32 %r10, %r1, 3, 31, -1
+redux.sync.add.u32 %r10, %r1, -1|redux.sync.min.s32 %r10, %r1, -1|vote.sync.ballot.b32 %r10, %p1, -1
+match.any.sync.b32 %r10, %r4, -1|set.lt.u32.s32 %r10, %r1, %r2|cvt.sat.s8.s32 %r10, %r1
+""",
+    "d": """
+mul.wide.s32 %rd10, %r1, %r2|mul.wide.u32 %rd10, %r1, %r2|add.s64 %rd10, %rd3, %rd4|mul.lo.s64 %rd10, %rd3, %rd4
+mul.hi.u64 %rd10, %rd3, %rd4|shl.b64 %rd10, %rd3, %r4|shr.s64 %rd10, %rd3, %r4|cvt.s64.s32 %rd10, %r1
+popc.b64 %r60, %rd3; mov.b64 %rd10, {%r60, %r60}
+""",
+    "p": """
+setp.gt.u32 %p5, %r1, %r2|setp.le.s32 %p5, %r1, %r2|setp.eq.and.s32 %p5, %r1, %r2, %p1|vote.sync.any.pred %p5, %p1, -1
+""",
+    "h": """
+add.s16 %h10, %h1, %h2|mul.hi.s16 %h10, %h1, %h2|max.u16 %h10, %h1, %h2|shr.s16 %h10, %h1, %r4
+""",
 }
 FLOATING = {
-    "f": """add.f32 %f10, %f1, %f2|add.ftz.f32 %f10, %f1, %f2|add.rm.f32 %f10, %f1, %f2|add.rz.f32 %f10, %f1, %f2|sub.rp.f32 %f10, %f1, %f2|mul.f32 %f10, %f1, %f2
-mul.rz.f32 %f10, %f1, %f2|mul.ftz.f32 %f10, %f1, %f2|fma.rn.f32 %f10, %f1, %f2, %f3|fma.rn.ftz.f32 %f10, %f1, %f2, %f3|fma.rm.f32 %f10, %f1, %f2, %f3
-fma.rn.sat.f32 %f10, %f1, %f2, %f3|div.rn.f32 %f10, %f1, %f2|rcp.rn.f32 %f10, %f1|sqrt.rn.f32 %f10, %f1|min.f32 %f10, %f1, %f2|max.f32 %f10, %f1, %f2
-max.NaN.f32 %f10, %f1, %f2|min.ftz.f32 %f10, %f1, %f2, %f3|max.xorsign.abs.f32 %f10, %f1, %f2|abs.f32 %f10, %f1|neg.ftz.f32 %f10, %f1|copysign.f32 %f10, %f1, %f2
-cvt.rni.f32.f32 %f10, %f1|cvt.rn.f32.s32 %f10, %r1|cvt.rz.f32.u32 %f10, %r1|cvt.f32.f16 %f10, %h1|cvt.f32.bf16 %f10, %h1|add.f32.bf16 %f10, %h1, %f2""",
-    "r": """cvt.rn.bf16x2.f32 %r10, %f1, %f2|cvt.rn.relu.f16x2.f32 %r10, %f1, %f2|cvt.rz.bf16x2.f32 %r10, %f1, %f2|cvt.rna.tf32.f32 %r10, %f1|cvt.rni.s32.f32 %r10, %f1
-cvt.rzi.u32.f32 %r10, %f1|cvt.rmi.ftz.s32.f32 %r10, %f1|fma.rn.f16x2 %r10, %r1, %r2, %r3|add.bf16x2 %r10, %r1, %r2|max.f16x2 %r10, %r1, %r2
-cvt.rn.f16x2.e4m3x2 %r10, %h1|cvt.rn.f16x2.e5m2x2 %r10, %h1""",
-    "h": """cvt.rn.satfinite.e4m3x2.f32 %h10, %f1, %f2|cvt.rn.satfinite.e5m2x2.f32 %h10, %f1, %f2|cvt.rn.satfinite.relu.e4m3x2.f32 %h10, %f1, %f2
-cvt.rn.f16.f32 %h10, %f1|cvt.rn.bf16.f32 %h10, %f1|fma.rn.bf16 %h10, %h1, %h2, %h3|mul.f16 %h10, %h1, %h2""",
-    "d": """add.rn.f32x2 %rd10, %rd3, %rd4|fma.rn.f32x2 %rd10, %rd3, %rd4, %rd3|mul.rn.ftz.f32x2 %rd10, %rd3, %rd4|add.rm.f32x2 %rd10, %rd3, %rd4
-cvt.f64.f32 %rd10, %f1""",
-    "p": "setp.lt.f32 %p5, %f1, %f2|setp.geu.f32 %p5, %f1, %f2|setp.num.f32 %p5, %f1, %f2|setp.ne.ftz.f32 %p5, %f1, %f2|testp.subnormal.f32 %p5, %f1",
+    "f": """
+add.f32 %f10, %f1, %f2|add.ftz.f32 %f10, %f1, %f2|add.rm.f32 %f10, %f1, %f2|add.rz.f32 %f10, %f1, %f2
+sub.rp.f32 %f10, %f1, %f2|mul.f32 %f10, %f1, %f2|mul.rz.f32 %f10, %f1, %f2|mul.ftz.f32 %f10, %f1, %f2
+fma.rn.f32 %f10, %f1, %f2, %f3|fma.rn.ftz.f32 %f10, %f1, %f2, %f3|fma.rm.f32 %f10, %f1, %f2, %f3
+fma.rn.sat.f32 %f10, %f1, %f2, %f3|div.rn.f32 %f10, %f1, %f2|rcp.rn.f32 %f10, %f1|sqrt.rn.f32 %f10, %f1
+min.f32 %f10, %f1, %f2|max.f32 %f10, %f1, %f2|max.NaN.f32 %f10, %f1, %f2|min.ftz.f32 %f10, %f1, %f2, %f3
+max.xorsign.abs.f32 %f10, %f1, %f2|abs.f32 %f10, %f1|neg.ftz.f32 %f10, %f1|copysign.f32 %f10, %f1, %f2
+cvt.rni.f32.f32 %f10, %f1|cvt.rn.f32.s32 %f10, %r1|cvt.rz.f32.u32 %f10, %r1|cvt.f32.f16 %f10, %h1
+cvt.f32.bf16 %f10, %h1|add.f32.bf16 %f10, %h1, %f2
+""",
+    "r": """
+cvt.rn.bf16x2.f32 %r10, %f1, %f2|cvt.rn.relu.f16x2.f32 %r10, %f1, %f2|cvt.rz.bf16x2.f32 %r10, %f1, %f2
+cvt.rna.tf32.f32 %r10, %f1|cvt.rni.s32.f32 %r10, %f1|cvt.rzi.u32.f32 %r10, %f1|cvt.rmi.ftz.s32.f32 %r10, %f1
+fma.rn.f16x2 %r10, %r1, %r2, %r3|add.bf16x2 %r10, %r1, %r2|max.f16x2 %r10, %r1, %r2|cvt.rn.f16x2.e4m3x2 %r10, %h1
+cvt.rn.f16x2.e5m2x2 %r10, %h1
+""",
+    "h": """
+cvt.rn.satfinite.e4m3x2.f32 %h10, %f1, %f2|cvt.rn.satfinite.e5m2x2.f32 %h10, %f1, %f2
+cvt.rn.satfinite.relu.e4m3x2.f32 %h10, %f1, %f2|cvt.rn.f16.f32 %h10, %f1|cvt.rn.bf16.f32 %h10, %f1
+fma.rn.bf16 %h10, %h1, %h2, %h3|mul.f16 %h10, %h1, %h2
+""",
+    "d": """
+add.rn.f32x2 %rd10, %rd3, %rd4|fma.rn.f32x2 %rd10, %rd3, %rd4, %rd3|mul.rn.ftz.f32x2 %rd10, %rd3, %rd4
+add.rm.f32x2 %rd10, %rd3, %rd4|cvt.f64.f32 %rd10, %f1
+""",
+    "p": """
+setp.lt.f32 %p5, %f1, %f2|setp.geu.f32 %p5, %f1, %f2|setp.num.f32 %p5, %f1, %f2|setp.ne.ftz.f32 %p5, %f1, %f2
+testp.subnormal.f32 %p5, %f1
+""",
 }
 
 
 def cases():
     for kind, table in (("u32", INTEGER), ("f32", FLOATING)):
         for target, text in table.items():
-            for instruction in text.replace("\n", "|").split("|"):
+            for instruction in text.strip().replace("\n", "|").split("|"):
                 yield pytest.param(kind, target, instruction, id=instruction.split(";")[0])
 
 
-def evaluate(kind: str, target: str, instruction: str, data: np.ndarray, backend: str) -> np.ndarray:
+def evaluate(target: str, instruction: str, data: np.ndarray, backend: str) -> np.ndarray:
     out = np.zeros((256, 2), np.uint32)
     body = LOAD + f"    {instruction};\n    {TO_PAIR[target]}\n" + STORE
     body = body.replace("cvt.f64.f32 %rd10", "{ .reg .f64 %d; cvt.f64.f32 %d").replace("%d, %f1;", "%d, %f1; mov.b64 %rd10, %d; }")
@@ -108,7 +137,7 @@ def evaluate(kind: str, target: str, instruction: str, data: np.ndarray, backend
 @pytest.mark.parametrize(("kind", "target", "instruction"), list(cases()))
 def test_backends_agree_bit_by_bit(kind, target, instruction):
     data = inputs(kind)
-    first, second = (evaluate(kind, target, instruction, data, backend) for backend in ("numpy", "llvm"))
+    first, second = (evaluate(target, instruction, data, backend) for backend in ("numpy", "llvm"))
     wrong = np.flatnonzero((first != second).any(axis=1))
     where = wrong[0] if len(wrong) else 0
     assert not len(wrong), f"{len(wrong)} lanes differ, the first {where}: inputs {data[:, where]}, {first[where]} and {second[where]}"
@@ -122,7 +151,7 @@ def test_exp2_is_the_rounded_exact_value():
     data = np.linspace(-130, 20, 768, dtype=np.float32).reshape(3, 256).view(np.uint32)
     truth = np.exp2(data[0].view(np.float32).astype(np.float64))
     for backend in ("numpy", "llvm") if native.available() else ("numpy",):
-        out = evaluate("f32", "f", "ex2.approx.f32 %f10, %f1", data, backend)[:, 0].view(np.float32)
+        out = evaluate("f", "ex2.approx.f32 %f10, %f1", data, backend)[:, 0].view(np.float32)
         np.testing.assert_allclose(out.astype(np.float64), truth, rtol=2**-23.9, atol=2**-150)
 
 
@@ -139,17 +168,15 @@ def test_integer_semantics_against_python():
         "popc.b32 %r10, %r1": [bin(x).count("1") for x in a],
     }
     for instruction, values in expected.items():
-        got = evaluate("u32", "r", instruction, data, "numpy")[:, 0]
+        got = evaluate("r", instruction, data, "numpy")[:, 0]
         wrong = [i for i in range(256) if got[i] != values[i]]
         assert not wrong, f"{instruction}: lane {wrong[0]} gives {got[wrong[0]]:#x}, not {values[wrong[0]]:#x}"
 
 
 def test_fma_rounds_once():
-    from fractions import Fraction  # noqa: PLC0415 - this test alone needs it
-
     data = RNG.integers(0x3F000000, 0x40000000, (3, 256), dtype=np.uint32)
     data[2] |= 0x80000000
-    got = evaluate("f32", "f", "fma.rn.f32 %f10, %f1, %f2, %f3", data, "numpy")[:, 0]
+    got = evaluate("f", "fma.rn.f32 %f10, %f1, %f2, %f3", data, "numpy")[:, 0]
     for i in range(256):
         a, b, c = (Fraction(float_of(data[j, i])) for j in range(3))
         exact, value = a * b + c, Fraction(float_of(got[i]))

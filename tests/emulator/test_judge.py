@@ -105,7 +105,8 @@ ALLOC = """
         (
             "uninitialised",
             ALLOC.format(columns=32)
-            + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r3}, [%r2]; tcgen05.wait::ld.sync.aligned; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32;",
+            + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r3}, [%r2]; tcgen05.wait::ld.sync.aligned;"
+            + "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32;",
         ),
     ],
 )
@@ -156,6 +157,15 @@ def test_accumulators_touched_before_wait_group():
     assert "%f1" in result.reports[0].message and "add.f32 %f6" in result.reports[0].ptx
 
 
+def test_registers_written_without_a_wgmma_fence():
+    """The write is arithmetic: copies are passed over, as compilers put them behind the fence."""
+    written = WGMMA.replace("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned; add.f32 %f1, %f1, %f2;")
+    result = launch(written.format(early=""), threads=128, shared=8192)
+    assert kinds(result) == ["register-in-flight"] and "%f1 written without a wgmma.fence" in result.reports[0].message
+    fenced = written.replace("add.f32 %f1, %f1, %f2;", "add.f32 %f1, %f1, %f2; wgmma.fence.sync.aligned;")
+    assert launch(fenced.format(early=""), threads=128, shared=8192).ok
+
+
 def test_an_unelected_reduction():
     body = """
     ld.param.u64 %rd1, [p0]; mov.b32 %r1, smem; mad.lo.u32 %r2, %tid, 4, %r1; mov.f32 %f1, 0f3F800000; st.shared.f32 [%r2], %f1;
@@ -176,3 +186,19 @@ def test_reports_can_be_raised_and_chosen():
         result.raise_for_reports()
     assert launch(body, shared=64, checks="none").ok
     assert launch(store_lanes("%tid"), np.zeros(32, np.uint32)).raise_for_reports() is None
+
+
+def test_a_phase_that_passes_unseen():
+    """The consumer waits for phase 0; the producer completes phases 0 and 1 before it looks again."""
+    body = """
+    mov.b32 %r1, smem; setp.eq.u32 %p1, %tid, 0; setp.lt.u32 %p2, %tid, 32; @%p1 mbarrier.init.shared::cta.b64 [%r1], 1; bar.sync 0;
+    @%p2 bra PRODUCER;
+    W: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r1], 0; @!%p3 bra W;
+    bra DONE;
+    PRODUCER: nanosleep.u32 100; @%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];
+    {between} @%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];
+    DONE:
+    """
+    assert "mbarrier" in kinds(launch(body.format(between=""), threads=64, shared=64))
+    single = body.replace("{between} @%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];", "")
+    assert launch(single, threads=64, shared=64).ok

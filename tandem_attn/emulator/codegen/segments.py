@@ -21,6 +21,10 @@ SMALL = 3  # pure instructions below which a native call gains nothing
 _MEMORY = ("ld", "ldu", "st")
 
 
+def _nothing(warp: Any, mask: Any) -> None:
+    """A segment that is one control or blocking instruction."""
+
+
 class NumpySegments:
     """Runs segments as generated NumPy code."""
 
@@ -31,6 +35,7 @@ class NumpySegments:
         self.functions: tuple[dict[int, Function | None], dict[int, Function | None]] = ({}, {})
         self.handlers: dict[int, Handler] = {}
         self.codegen_s = 0.0
+        self.settled: list[Function | None] = [None] * len(program.segments)  # what to call when all lanes are active, once decided
 
     def run(self, segment: Segment, warp: Any, mask: Any) -> None:
         cache = self.functions[mask is not None]
@@ -40,6 +45,12 @@ class NumpySegments:
             function = cache[segment.index] = self.timed(lambda: self.make(segment, mask is not None))
         if function is not None:
             function(warp, mask)
+        if mask is None:
+            self.settle(segment, function)
+
+    def settle(self, segment: Segment, function: Function | None) -> None:
+        """From now on the machine calls this function itself."""
+        self.settled[segment.index] = function or _nothing
 
     def timed(self, make: Callable[[], Any]) -> Any:
         began = time.perf_counter()
@@ -93,19 +104,19 @@ class LlvmSegments(NumpySegments):
         self.hot = hot
         self.compiler = native.Compiler(program.module.text)
         self.counts: dict[int, int] = {}
-        self.native: dict[int, Function] = {}
+
+    def settle(self, segment: Segment, function: Function | None) -> None:
+        """Until it is hot a segment is counted; one without a pure run long enough stays in NumPy."""
+        if function is None or self.counts[segment.index] >= self.hot or not any(fast for fast, _, _ in self.pieces(segment)):
+            super().settle(segment, function)
 
     def run(self, segment: Segment, warp: Any, mask: Any) -> None:
         if mask is None:
-            function = self.native.get(segment.index)
-            if function is not None:
-                function(warp, None)
-                return
             count = self.counts[segment.index] = self.counts.get(segment.index, 0) + 1
             if count == self.hot or (count == 1 and self.compiler.cached(f"s{segment.index}_0")):
                 made = self.timed(lambda: self.compiled(segment))
                 if made is not None:
-                    self.native[segment.index] = made
+                    super().settle(segment, made)
                     made(warp, None)
                     return
         super().run(segment, warp, mask)

@@ -111,7 +111,7 @@ def _mbarrier(barrier: BarrierId, grid: Grid) -> str:
 def missed_phase(event: PhaseComplete, number: int, site: Site, grid: Grid) -> str:
     return (
         f"{who(agent_of(number), ALL, grid)} waits for phase {event.phase - 1} of {_mbarrier(event.barrier, grid)} by parity at "
-        f"{at(site)}, but phase {event.phase} can complete before the wait has returned: no arrival of that phase is ordered behind the wait"
+        f"{at(site)}, but phase {event.phase} can complete before the wait has returned: no arrival of it is ordered behind the wait"
     )
 
 

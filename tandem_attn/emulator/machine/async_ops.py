@@ -122,6 +122,8 @@ class AsyncEngine:
             for warp in each.waiters:
                 machine.wake(warp)
             each.waiters.clear()
+            if each.done:
+                each.stages = []  # they may refer to the operation: without them it is freed at once
 
     def complete_one(self) -> bool:
         """Carry out one stage of one operation; False when none is in flight. Latest: the youngest queue head goes first."""

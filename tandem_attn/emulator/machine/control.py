@@ -47,9 +47,11 @@ class Control:
         """Until the warp blocks, yields or ends."""
         segments = self.program.segments
         functions = self.machine.segments
+        settled = functions.settled
         stack = warp.stack
         jumps = 0
         random_order = self.machine.schedule == "random"
+        path = self.machine.trace.warp(warp.agent).segments if self.machine.trace is not None else None
         while True:
             frame = stack[-1]
             at = frame.segment
@@ -58,9 +60,15 @@ class Control:
                     return
                 continue
             segment = segments[at]
+            if path is not None:
+                path.append(at)
             if warp.in_flight:
                 self.watch.check(warp, segment)
-            functions.run(segment, warp, frame.mask)
+            function = settled[at] if frame.mask is None else None
+            if function is not None:
+                function(warp, None)
+            else:
+                functions.run(segment, warp, frame.mask)
             warp.instructions += segment.end - segment.start
             kind = segment.kind
             if kind in ("next", "jump"):

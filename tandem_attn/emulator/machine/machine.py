@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections import deque
@@ -20,7 +21,9 @@ from tandem_attn.emulator.machine.control import Control
 from tandem_attn.emulator.machine.cta import CTA, Cluster
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.memory.registers import RegisterFile
 from tandem_attn.emulator.report import Report, Statistics
+from tandem_attn.emulator.trace import Trace
 
 IDLE_ROUNDS = 2000  # rounds in which every warp that can run only spins, after which the run counts as stuck
 MAX_REPORTS = 200
@@ -36,6 +39,7 @@ class Machine:
     def __init__(
         self, launch: Launch, segments: Any, *, schedule: str = "at-issue", seed: int = 0, resident_ctas: int = 148,
         observers: Iterable[Observer] = (), wanted: frozenset[str] = CHECKS, tick: Callable[[Machine], None] | None = None,
+        trace: Trace | None = None,
     ) -> None:  # fmt: skip
         self.launch, self.segments = launch, segments
         self.program, self.memory = launch.program, launch.memory
@@ -61,8 +65,10 @@ class Machine:
         self.tensormaps: dict[bytes, Any] = {}  # decoded descriptors by content
         self.control = Control(self)
         self.tick = tick
+        self.trace = trace
         self.tick_at = 0.0
         self.finished = True
+        self.spare_files: list[RegisterFile] = []  # of warps that have ended
 
     # ---- reports and events
     def site(self, index: int) -> Site:
@@ -143,11 +149,16 @@ class Machine:
     def run(self) -> None:
         """Run every CTA to its end, or to a fault that ends the run."""
         began = time.perf_counter()
+        collecting = gc.isenabled()
+        gc.disable()  # operations are freed by their reference counts; searching for cycles costs a fifth of a run
         try:
             with np.errstate(all="ignore"):
                 self.loop()
         except StopError:
             self.finished = False
+        finally:
+            if collecting:
+                gc.enable()
         for observer in self.observers:
             for report in observer.finish() or ():
                 self.add_report(report)
@@ -260,6 +271,7 @@ class Machine:
             self.end_cta(cta, warp)
             if cluster.done:
                 self.resident.remove(cluster)
+                self.spare_files += [w.file for each in cluster.ctas for w in each.warps]
 
     def end_cta(self, cta: CTA, warp: Warp) -> None:
         if cta.has_tmem and cta.tmem.sizes:

@@ -48,7 +48,8 @@ class Warp:
 
     def __init__(self, cta: CTA, index: int, slots: dict[str, int], entry: int) -> None:
         self.cta, self.index = cta, index
-        self.file = RegisterFile(slots)
+        spare = cta.machine.spare_files
+        self.file = spare.pop().clear() if spare else RegisterFile(slots)
         views = self.file.views
         self.P, self.Hu, self.Hi, self.Hf = views["p"], views["hu"], views["hi"], views["hf"]
         self.Ru, self.Ri, self.Rf = views["ru"], views["ri"], views["rf"]
@@ -70,10 +71,10 @@ class Warp:
         self.cp_async: list[Any] = []  # cp.async since the last cp.async.mbarrier.arrive
         self.wgmma_open: list[Any] = []  # issued, not committed
         self.wgmma_ready: list[Any] = []  # committed, waiting for the other warps of the warpgroup
-        self.wgmma_fenced = False
         self.mma_chain = 0  # numbers the accumulations of tcgen05.mma that this warp has begun
         self.max_registers = cta.launch.registers
         self.time_out = False  # the blocked try_wait returns false now
+        self.waits_in_phase: tuple[int, int, int, int] | None = None  # (CTA, offset, instruction, phase) of the blocked try_wait
         self.timed_out_at = -1  # the machine's progress when this warp's waits last timed out
         self.timed_out: set[int] = set()  # the instructions that did
         self.cluster_phase: int | None = None  # of its arrival at the cluster barrier, until it has waited

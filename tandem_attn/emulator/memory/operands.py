@@ -82,22 +82,32 @@ def chunk_indices(d: Descriptor, rows: int, k_bytes: int, element: int, mn_major
     return where
 
 
-@lru_cache(maxsize=8192)
-def extent(d: Descriptor, rows: int, k_bytes: int, element: int, mn_major: bool) -> tuple[int, int]:
-    """First byte, and the byte behind the last, of the chunks."""
-    index = chunk_indices(d, rows, k_bytes, element, mn_major)
-    return int(index.min()) * 16, int(index.max()) * 16 + 16
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which chunks hold the tiles of consecutive steps along K, side by side."""
+
+    index: Array
+    low: int  # first byte, and the byte behind the last
+    high: int
 
 
-def gather(data: Array, d: Descriptor, rows: int, k_bytes: int, element: int, mn_major: bool) -> tuple[Array, Array]:
-    """The tile's raw elements, shape (rows, k), and the chunks they came from. `data` is the CTA's shared memory as bytes."""
-    index = chunk_indices(d, rows, k_bytes, element, mn_major)
-    chunks = data.view(np.complex128)[index]
-    words = chunks.view(f"u{element}")
+@lru_cache(maxsize=4096)
+def layout(steps: tuple[Descriptor, ...], rows: int, k_bytes: int, element: int, mn_major: bool) -> Layout:
+    """The chunks of several steps, joined along K."""
+    parts = [chunk_indices(d, rows, k_bytes, element, mn_major) for d in steps]
+    index = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+    index.setflags(write=False)
+    return Layout(index, int(index.min()) * 16, int(index.max()) * 16 + 16)
+
+
+def gather(data: Array, where: Layout, rows: int, element: int, mn_major: bool) -> Array:
+    """The tile's raw elements, shape (rows, k). `data` is the CTA's shared memory as bytes."""
+    words = data.view(np.complex128)[where.index].view(f"u{element}")
     if not mn_major:
-        return words.reshape(rows, k_bytes // element), index
+        return words.reshape(rows, -1)
     per_chunk = 16 // element
-    return words.reshape(rows // per_chunk, k_bytes // element, per_chunk).transpose(0, 2, 1).reshape(rows, k_bytes // element), index
+    steps = where.index.shape[1]
+    return words.reshape(rows // per_chunk, steps, per_chunk).transpose(0, 2, 1).reshape(rows, steps)
 
 
 # ---- element formats

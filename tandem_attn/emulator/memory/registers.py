@@ -19,9 +19,16 @@ class RegisterFile:
         self.r: NDArray[np.uint32] = np.zeros((slots["r"], WARP), np.uint32)
         self.d: NDArray[np.uint64] = np.zeros((slots["d"], WARP), np.uint64)
         self.q: NDArray[np.uint64] = np.zeros((slots["q"], WARP, 2), np.uint64)
+        self.arrays = (self.p, self.h, self.r, self.d, self.q)
         self.addresses = np.array([a.ctypes.data for a in (self.p, self.h, self.r, self.d)], np.uint64)
         self.views: dict[str, NDArray[Any]] = {
             **{"p": self.p, "hu": self.h, "hi": self.h.view(np.int16), "hf": self.h.view(np.float16)},
             **{"ru": self.r, "ri": self.r.view(np.int32), "rf": self.r.view(np.float32)},
             **{"du": self.d, "di": self.d.view(np.int64), "df": self.d.view(np.float64)},
         }
+
+    def clear(self) -> RegisterFile:
+        """All zeros, for another warp."""
+        for array in self.arrays:
+            array.fill(0)
+        return self

@@ -194,17 +194,28 @@ def wait(ins: Instruction) -> Handler:
                 pending = (cta, offset, barrier, value)
         if pending is not None and blocking and not w.time_out:
             cta, offset, barrier, value = pending
+            _check_overrun(w, ins, cta, offset, barrier, parity)
             barrier.waiters.append(w)
             what = f"parity {value & 1}" if parity else f"phase {value >> 40}"
             reason = f"waits for {what} of the mbarrier at shared offset {offset:#x} of CTA {cta.where}"
             return Blocked(reason, detail={"barrier": barrier, "may_time_out": True, "cta": cta, "offset": offset})
         w.time_out = False
+        w.waits_in_phase = None
         if pending is not None and not blocking:
             w.yielding = True
         result(w, out, m)
         return None
 
     return run
+
+
+def _check_overrun(w: Warp, ins: Instruction, cta: CTA, offset: int, barrier: MBarrier, parity: bool) -> None:
+    """Report a warp that waits by parity and is woken only when a further phase has completed: it may now wait for ever."""
+    before, w.waits_in_phase = w.waits_in_phase, (cta.linear, offset, ins.index, barrier.phase)
+    if parity and before is not None and before[:3] == w.waits_in_phase[:3] and barrier.phase >= before[3] + 2:
+        gone = f"phases {before[3]} to {barrier.phase - 1}"
+        text = f"{gone} of the mbarrier at {offset:#x} completed while the warp waited for phase {before[3]}"
+        cta.machine.report(Fault("mbarrier", text), w, ins.index)
 
 
 def same(lanes: Array) -> bool:

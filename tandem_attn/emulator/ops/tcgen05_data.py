@@ -14,7 +14,7 @@ from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.addresses import OFFSET_MASK, RANK_SHIFT
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.operands import gather, tcgen05_descriptor
+from tandem_attn.emulator.memory.operands import gather, layout, tcgen05_descriptor
 from tandem_attn.emulator.memory.tmem import COLUMNS
 from tandem_attn.emulator.ops import mbarrier
 from tandem_attn.emulator.ops.access import (
@@ -355,12 +355,12 @@ def cp(ins: Instruction) -> Handler:
         at, raw = address(w, m) + offset, desc(w, m)
 
         def one(cta: CTA) -> None:
-            d = tcgen05_descriptor(raw)
-            check_read(w, cta, d, rows, size, 1, False, "tcgen05.cp")
-            data, index = gather(cta.shared.data, d, rows, size, 1, False)
+            where = layout((tcgen05_descriptor(raw),), rows, size, 1, False)
+            check_read(w, cta, where, "tcgen05.cp")
+            data = gather(cta.shared.data, where, rows, 1, False)
             engine = cta.machine
             if engine.observed:
-                engine.access(w, ins.index, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, index * 16, 16)
+                engine.access(w, ins.index, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, where.index * 16, 16)
             if bits:
                 data = unpack(data, bits)
             cells_ = np.ascontiguousarray(data).view(np.uint32).T  # (columns, rows)

@@ -14,10 +14,10 @@ from tandem_attn.emulator.machine.async_ops import AsyncOp
 from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, gather, tcgen05_descriptor, to_float
+from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, gather, layout, tcgen05_descriptor, to_float
 from tandem_attn.emulator.ops.access import Array, items, lane_list, scalar
 from tandem_attn.emulator.ops.registry import Handler, machine
-from tandem_attn.emulator.ops.wgmma import check_read
+from tandem_attn.emulator.ops.wgmma import KEPT_TILES, check_read
 from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Memory, Operand, Vector
 
 _A_FORMATS = {
@@ -170,25 +170,25 @@ def pair(w: Warp, group: int) -> list[CTA]:
     return [w.cta.peer(even), w.cta.peer(even + 1)]
 
 
-def shared_operand(w: Warp, cta: CTA, raw: int, rows: int, kind: str, mn: bool) -> Array:
-    """A tile in shared memory as f4."""
-    d = tcgen05_descriptor(raw)
-    element = ELEMENT_BYTES[kind]
+def shared_operand(w: Warp, cta: CTA, raws: tuple[int, ...], rows: int, kind: str, mn: bool) -> Array:
+    """The tiles of consecutive steps along K as f4, kept until shared memory changes."""
     engine = cta.machine
-    key = (raw, rows, kind, mn)
+    key = (raws, rows, kind, mn)
     kept = cta.tiles.get(key)
     if kept is not None and kept[0] == cta.shared.version and not engine.observed:
         found: Array = kept[1]
         return found
-    check_read(w, cta, d, rows, _K_BYTES, element, mn, "tcgen05.mma")
-    words, index = gather(cta.shared.data, d, rows, _K_BYTES, element, mn)
+    element = ELEMENT_BYTES[kind]
+    where = layout(tuple(tcgen05_descriptor(raw) for raw in raws), rows, _K_BYTES, element, mn)
+    check_read(w, cta, where, "tcgen05.mma")
+    words = gather(cta.shared.data, where, rows, element, mn)
     if engine.observed:
-        engine.access(w, w.current, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, index * 16, 16)
+        engine.access(w, w.current, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, where.index * 16, 16)
     if kind in ("e2m1", "e2m3", "e3m2"):
         if mn:
             raise Fault("undefined", "packed 4- and 6-bit operands must be K-major")
         words = unpack(words, 4 if kind == "e2m1" else 6)
-    if len(cta.tiles) > 512:
+    if len(cta.tiles) > KEPT_TILES:
         cta.tiles.clear()
     value = to_float(words, kind)
     cta.tiles[key] = (cta.shared.version, value)
@@ -202,18 +202,24 @@ def unpack(raw: Array, bits: int) -> Array:
     return np.packbits(stream, axis=2, bitorder="little").reshape(raw.shape)
 
 
-def tmem_operand(w: Warp, cta: CTA, address: int, rows: int, kind: str) -> Array:
-    """A in TMEM: 8 columns; row i in lane i, or for 64 rows 16 lanes of each warp."""
-    column = address & 0xFFFF
+def tmem_operand(w: Warp, cta: CTA, addresses: list[int], rows: int, kind: str) -> Array:
+    """A in TMEM, 8 columns for each step; row i in lane i, or for 64 rows 16 lanes of each warp."""
+    columns = [address & 0xFFFF for address in addresses]
+    if columns == list(range(columns[0], columns[0] + 8 * len(columns), 8)):
+        return to_float(_tmem_columns(w, cta, columns[0], 8 * len(columns), rows).view(f"u{ELEMENT_BYTES[kind]}"), kind)
+    return joined([to_float(_tmem_columns(w, cta, c, 8, rows).view(f"u{ELEMENT_BYTES[kind]}"), kind) for c in columns])
+
+
+def _tmem_columns(w: Warp, cta: CTA, first: int, count: int, rows: int) -> Array:
     memory = cta.tmem
-    memory.require_allocated(column, 8)
-    lanes = row_lanes(rows)
-    observe(w, cta, column, 8, AccessKind.READ, rows)
-    cells = memory.data[column : column + 8][:, lanes]
-    if memory.track and not memory.written[column : column + 8][:, lanes].all():
-        report(w, Fault("uninitialised", f"tcgen05.mma reads A from TMEM columns {column} .. {column + 7}, which were not all written"))
-    raw = np.ascontiguousarray(cells.T)
-    return to_float(raw.view(f"u{ELEMENT_BYTES[kind]}"), kind)
+    memory.require_allocated(first, count)
+    lanes: Any = slice(None) if rows == 128 else row_lanes(rows)
+    observe(w, cta, first, count, AccessKind.READ, rows)
+    if memory.track and not memory.written[first : first + count, lanes].all():
+        report(
+            w, Fault("uninitialised", f"tcgen05.mma reads A from TMEM columns {first} .. {first + count - 1}, which were not all written")
+        )
+    return np.ascontiguousarray(memory.data[first : first + count, lanes].T)
 
 
 def report(w: Warp, fault: Fault) -> None:
@@ -243,18 +249,14 @@ def execute(w: Warp, works: list[Mma]) -> None:
     if work.a_tmem and work.group == 2 and rows == 64:
         raise Fault("undefined", "A in TMEM with M = 128 and cta_group::2 is not modelled")
 
-    def operand_b(step: Mma) -> Array:
-        pieces = [shared_operand(w, cta, step.b, shape.n // work.group, shape.b_kind, shape.mn_b) for cta in ctas]
-        return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
-
-    def operand_a(step: Mma, cta: CTA) -> Array:
-        if step.a_tmem:
-            return tmem_operand(w, cta, step.a, rows, shape.a_kind)
-        return shared_operand(w, cta, step.a, rows, shape.a_kind, shape.mn_a)
-
-    b = joined([operand_b(step) for step in works])
+    b_steps, a_steps = tuple(step.b for step in works), tuple(step.a for step in works)
+    pieces = [shared_operand(w, cta, b_steps, shape.n // work.group, shape.b_kind, shape.mn_b) for cta in ctas]
+    b = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
     for i, cta in enumerate(ctas):
-        a = joined([operand_a(step, cta) for step in works])
+        if work.a_tmem:
+            a = tmem_operand(w, cta, list(a_steps), rows, shape.a_kind)
+        else:
+            a = shared_operand(w, cta, a_steps, rows, shape.a_kind, shape.mn_a)
         product = b @ a.T  # transposed, as TMEM is kept: (N, rows)
         if shape.negate:
             product = -product

@@ -15,9 +15,10 @@ import numpy as np
 from tandem_attn.emulator.errors import UnsupportedInstruction
 from tandem_attn.emulator.events import AccessKind, Fence, Proxy, Space
 from tandem_attn.emulator.machine.async_ops import AsyncOp
+from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, chunk_indices, extent, gather, to_float, wgmma_descriptor
+from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, Layout, gather, layout, to_float, wgmma_descriptor
 from tandem_attn.emulator.ops.access import Array, compact, reader, uniform
 from tandem_attn.emulator.ops.groups import add_to_group, commit, wait
 from tandem_attn.emulator.ops.in_flight import InFlight, release
@@ -26,6 +27,7 @@ from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Reg, Vector
 
 SECTION = "Asynchronous Warpgroup Level Matrix Instructions: "
 _K_BYTES = 32
+KEPT_TILES = 512  # converted operands that a CTA keeps
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
 
@@ -95,9 +97,6 @@ def mma_async(ins: Instruction) -> Handler:
         if w.index % 4 == 0 and len(w.cta.warps) < w.index + 4:
             raise Fault("undefined", "wgmma.mma_async outside a complete warpgroup")
         work = Work(form, w, a(w, m) if a is not None else 0, b(w, m), bool(scale_d(w)[0]))
-        if not w.wgmma_fenced:
-            text = "wgmma.mma_async without a wgmma.fence behind the last write of its registers"
-            w.cta.machine.report(Fault("register-in-flight", text, fatal=False), w, ins.index)
         op = AsyncOp("wgmma", w, 0xFFFFFFFF, ins.index, [], order=("wgmma", w.cta.linear, w.index // 4), via="wgmma-group")
         op.stages = [_partner]
         work.op = op
@@ -114,7 +113,6 @@ def mma_async(ins: Instruction) -> Handler:
 @machine("wgmma.fence", section=SECTION + "wgmma.fence")
 def fence(ins: Instruction) -> Handler:
     def run(w: Warp, m: Array | None) -> None:
-        w.wgmma_fenced = True
         if w.cta.machine.observed:
             w.cta.machine.emit(Fence(w.agent, w.cta.machine.site(ins.index), "wgmma.fence", w.lane_bits(m)))
 
@@ -179,7 +177,15 @@ def checked(parts: list[Work]) -> list[Work]:
 def continues(first: Work, second: Work) -> bool:
     """Whether the second instruction is a further step along K on the same accumulators."""
     a, b = first.form, second.form
-    same = (a.n, a.d, a.d_kind, a.a_kind, a.b_kind, a.mn_a, a.mn_b) == (b.n, b.d, b.d_kind, b.a_kind, b.b_kind, b.mn_a, b.mn_b)
+    same = bool(a.a) == bool(b.a) and (a.n, a.d, a.d_kind, a.a_kind, a.b_kind, a.mn_a, a.mn_b) == (
+        b.n,
+        b.d,
+        b.d_kind,
+        b.a_kind,
+        b.b_kind,
+        b.mn_a,
+        b.mn_b,
+    )
     return same and second.accumulate and a.d_kind == "f32" and (a.negate_a, a.negate_b) == (b.negate_a, b.negate_b)
 
 
@@ -192,43 +198,41 @@ def launch(chain: list[list[Work]]) -> None:
     last.warp.cta.machine.engine.submit(last)
 
 
-def tile(w: Warp, parts: list[Work], d: Descriptor, rows: int, kind: str, mn: bool) -> Array:
+def tile(w: Warp, chain: list[list[Work]], steps: tuple[Descriptor, ...], rows: int, kind: str, mn: bool) -> Array:
     """An operand in shared memory as f4, kept until shared memory changes; the judge is told of every read."""
     cta = w.cta
     engine = cta.machine
-    element = ELEMENT_BYTES[kind]
-    key = (d, rows, kind, mn)
+    key = (steps, rows, kind, mn)
     kept = cta.tiles.get(key)
-    if kept is None or kept[0] != cta.shared.version or engine.observed:
-        check_read(w, cta, d, rows, _K_BYTES, element, mn, "wgmma")
-        raw, index = gather(cta.shared.data, d, rows, _K_BYTES, element, mn)
-        kept = cta.tiles[key] = (cta.shared.version, to_float(raw, kind))
-        if len(cta.tiles) > 512:
-            cta.tiles.clear()
-        if engine.observed:
-            for part in parts:
-                previous, engine.acting = engine.acting, part.op
-                engine.access(part.warp, part.form.index, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, index * 16, 16)
-                engine.acting = previous
-    found: Array = kept[1]
-    return found
+    if kept is not None and kept[0] == cta.shared.version and not engine.observed:
+        known: Array = kept[1]
+        return known
+    element = ELEMENT_BYTES[kind]
+    where = layout(steps, rows, _K_BYTES, element, mn)
+    check_read(w, cta, where, "wgmma")
+    value = to_float(gather(cta.shared.data, where, rows, element, mn), kind)
+    if len(cta.tiles) > KEPT_TILES:
+        cta.tiles.clear()
+    cta.tiles[key] = (cta.shared.version, value)
+    for part in chain[0] if engine.observed else ():  # an observed chain is one instruction
+        previous, engine.acting = engine.acting, part.op
+        engine.access(part.warp, part.form.index, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, where.index * 16, 16)
+        engine.acting = previous
+    return value
 
 
-def check_read(w: Warp, cta: Any, d: Descriptor, rows: int, k_bytes: int, element: int, mn: bool, what: str) -> None:
+def check_read(w: Warp, cta: CTA, where: Layout, what: str) -> None:
     """Bounds and initialised-ness of the chunks that a matrix operand is read from."""
-    low, high = extent(d, rows, k_bytes, element, mn)
     shared = cta.shared
-    if low < shared.base or high > shared.end:
-        raise Fault(
-            "out-of-bounds", f"{what} operand spans shared offsets {low:#x} .. {high:#x}, outside {shared.base:#x} .. {shared.end:#x}"
-        )
-    if not cta.machine.check_uninitialised or shared.written[low:high].all():
+    if where.low < shared.base or where.high > shared.end:
+        span = f"{where.low:#x} .. {where.high:#x}, outside {shared.base:#x} .. {shared.end:#x}"
+        raise Fault("out-of-bounds", f"{what} operand spans shared offsets {span}")
+    if not cta.machine.check_uninitialised or shared.written[where.low : where.high].all():
         return
-    index = chunk_indices(d, rows, k_bytes, element, mn).reshape(-1) * 16
-    known = shared.written[index]
+    known = shared.written[where.index * 16]
     if not known.all():
         op = cta.machine.acting
-        fault = Fault("uninitialised", f"{what} reads shared offset {int(index[~known][0]):#x}, which was never written")
+        fault = Fault("uninitialised", f"{what} reads shared offset {int(where.index[~known][0]) * 16:#x}, which was never written")
         cta.machine.report(fault, w, op.index if op is not None else w.current)
 
 
@@ -245,16 +249,12 @@ def execute(chain: list[list[Work]]) -> None:
     """D = A B (+ D) for a warpgroup, summed over consecutive steps along K."""
     first = chain[0]
     form, w = first[0].form, first[0].warp
-    left, right = [], []
-    for parts in chain:
-        this = parts[0].form
-        if this.a:
-            left.append(registers_a(parts, this))
-        else:
-            left.append(tile(w, parts, wgmma_descriptor(parts[0].a), 64, this.a_kind, this.mn_a))
-        right.append(tile(w, parts, wgmma_descriptor(parts[0].b), form.n, this.b_kind, this.mn_b))
-    a = np.concatenate(left, axis=1) if len(left) > 1 else left[0]
-    b = np.concatenate(right, axis=1) if len(right) > 1 else right[0]
+    if form.a:
+        left = [registers_a(parts, parts[0].form) for parts in chain]
+        a = np.concatenate(left, axis=1) if len(left) > 1 else left[0]
+    else:
+        a = tile(w, chain, tuple(wgmma_descriptor(parts[0].a) for parts in chain), 64, form.a_kind, form.mn_a)
+    b = tile(w, chain, tuple(wgmma_descriptor(parts[0].b) for parts in chain), form.n, form.b_kind, form.mn_b)
     product = a @ b.T
     if form.negate_a != form.negate_b:
         product = -product

@@ -59,6 +59,7 @@ class Program:
     at: dict[int, int] = field(default_factory=dict)  # instruction index -> segment that starts there
     exposed: frozenset[Reg] = frozenset()  # registers that some path may read before any write
     engines: dict[str, Any] = field(default_factory=dict)  # executable forms by backend, kept between runs
+    findings: list[Any] | None = None  # reports of the checks of the text alone, once made
 
     @property
     def code(self) -> list[Instruction]:

@@ -1,0 +1,148 @@
+"""An optional record of a run for a performance model: what each warp executed, and what it waited for.
+
+Kept per warp as two compact arrays: the segments it ran, and the events in between. `Trace.instructions` expands them: for each
+warp-instruction its unit, the instructions that produced its operands, the bytes it moved, the barrier it waited on and who released it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tandem_attn.emulator.events import (
+    Access,
+    Arrival,
+    AsyncAgent,
+    BarrierId,
+    Event,
+    GroupWait,
+    Issue,
+    PhaseComplete,
+    Wait,
+    WarpAgent,
+)
+from tandem_attn.emulator.ptx.nodes import Instruction
+from tandem_attn.emulator.ptx.operands import results, sources
+from tandem_attn.emulator.ptx.program import Program
+from tandem_attn.emulator.report import Report
+
+# Which unit executes an instruction, by the first matching prefix.
+UNITS = {
+    "tensor": ("tcgen05.mma", "wgmma.mma", "mma.", "tcgen05.cp", "tcgen05.shift", "tcgen05.commit"),
+    "tmem": ("tcgen05.ld", "tcgen05.st"),
+    "tma": ("cp.async.bulk", "cp.reduce", "tensormap"),
+    "sync": ("mbarrier", "bar", "fence", "membar", "wgmma", "tcgen05"),
+    "lsu": ("cp.async", "ld", "st", "atom", "red."),
+    "mufu": ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"),
+    "shuffle": ("shfl", "vote", "redux", "match", "elect"),
+    "control": ("bra", "brx", "ret", "exit", "call", "setmaxnreg"),
+}
+
+
+def unit(ins: Instruction) -> str:
+    """The unit of an instruction: "fma" for floating-point arithmetic, "alu" for everything else that computes."""
+    for name, prefixes in UNITS.items():
+        if ins.opcode.startswith(prefixes):
+            return name
+    floating = ins.mods[-1] in ("f32", "f32x2", "f16x2", "bf16x2", "f16", "bf16", "f64")
+    return "fma" if floating and ins.name in ("add", "sub", "mul", "fma") else "alu"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One executed warp-instruction. `position` counts the warp's instructions; `producers` are positions; -1 is before the trace.
+
+    `barrier` and `released_by` (the agent whose arrival completed the phase) are set for waits that returned, `serial` for asynchronous
+    operations: the number under which `bytes` counts what the operation moved.
+    """
+
+    position: int
+    index: int
+    unit: str
+    producers: tuple[int, ...]
+    bytes: int = 0
+    barrier: BarrierId | None = None
+    released_by: WarpAgent | AsyncAgent | None = None
+    serial: int = 0
+
+
+@dataclass(slots=True)
+class WarpTrace:
+    """`segments`: indices in order of execution; `events`: (segments executed before, instruction, event)."""
+
+    segments: array[int] = field(default_factory=lambda: array("i"))
+    events: list[tuple[int, int, Event]] = field(default_factory=list)
+
+
+class Trace:
+    """The observer that records, and the record."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.warps: dict[tuple[int, int], WarpTrace] = {}
+        self.moved: dict[int, int] = {}  # bytes by serial number of an asynchronous operation
+        self.last_arrival: dict[tuple[BarrierId, int], WarpAgent | AsyncAgent] = {}
+        self.releases: dict[tuple[BarrierId, int], WarpAgent | AsyncAgent] = {}
+
+    def warp(self, agent: WarpAgent) -> WarpTrace:
+        key = (agent.cta, agent.warp)
+        if key not in self.warps:
+            self.warps[key] = WarpTrace()
+        return self.warps[key]
+
+    def event(self, event: Event) -> list[Report]:
+        if isinstance(event, Access):
+            size = len(event.starts) * event.size
+            if isinstance(event.agent, AsyncAgent):
+                self.moved[event.agent.serial] = self.moved.get(event.agent.serial, 0) + size
+            else:
+                self._note(event.agent, event.site.index, event)
+        elif isinstance(event, Arrival):
+            self.last_arrival[event.barrier, event.phase] = event.agent
+        elif isinstance(event, PhaseComplete):
+            releaser = self.last_arrival.pop((event.barrier, event.phase), None)
+            if releaser is not None:
+                self.releases[event.barrier, event.phase] = releaser
+        elif isinstance(event, Wait | GroupWait):
+            self._note(event.agent, event.site.index, event)
+        elif isinstance(event, Issue):
+            self._note(event.agent.issuer, event.site.index, event)
+        return []
+
+    def _note(self, agent: WarpAgent, index: int, event: Event) -> None:
+        warp = self.warp(agent)
+        warp.events.append((len(warp.segments), index, event))
+
+    def finish(self) -> list[Report]:
+        return []
+
+    def instructions(self, cta: int, warp: int) -> Iterator[Record]:
+        """Every instruction of one warp, in order."""
+        trace = self.warps[cta, warp]
+        events: dict[tuple[int, int], list[Event]] = {}
+        for at, index, event in trace.events:
+            events.setdefault((at, index), []).append(event)
+        written: dict[tuple[str, int], int] = {}
+        position = 0
+        for number, segment_index in enumerate(trace.segments, 1):
+            segment = self.program.segments[segment_index]
+            for i in range(segment.start, segment.end):
+                ins = self.program.code[i]
+                producers = tuple(sorted({written.get((r.cls, r.slot), -1) for r in sources(ins)}))
+                yield self._record(position, ins, producers, events.get((number, i), []))
+                for reg in results(ins):
+                    written[reg.cls, reg.slot] = position
+                position += 1
+
+    def _record(self, position: int, ins: Instruction, producers: tuple[int, ...], events: list[Event]) -> Record:
+        size, serial, barrier, releaser = 0, 0, None, None
+        for event in events:
+            if isinstance(event, Access):
+                size += len(event.starts) * event.size
+            elif isinstance(event, Wait):
+                barrier, releaser = event.barrier, self.releases.get((event.barrier, event.phase))
+            elif isinstance(event, Issue):
+                serial = event.agent.serial
+                size += self.moved.get(serial, 0)
+        return Record(position, ins.index, unit(ins), producers, size, barrier, releaser, serial)
