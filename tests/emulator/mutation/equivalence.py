@@ -1,13 +1,18 @@
 """Arguments that a mutant is no worse than the original, each from what a clean run of the original shows.
 
-1. Not executed: no warp ever comes to the instruction in this launch, so that it does not matter.
+1. Not executed: no warp ever comes to the instruction in this launch, so that it does not matter. Nor does a wait for groups where nothing
+   is pending, an mbarrier that nobody uses, nor how long the last bulk wait of a launch waits: the
+   tracker reports sources that are still read when their CTA ends, and results in global memory nobody reads any more.
 2. A fence for other CTAs (fence.mbarrier_init.release.cluster) in a cluster of one.
 3. A barrier between two barriers of the same threads (for bar.warp.sync: of the same warp) orders only what lies between its neighbours:
    an access before it and behind its predecessor, against an access behind it and before its successor. Where no two of these conflict,
    nothing in the second part publishes what others did in the first, and everybody who acts in the second part has waited himself for
    what anybody has waited for in the first, every order that matters is also made by a neighbour.
 4. A wait at the cluster barrier whose threads do nothing before they come to a barrier of the CTA that includes threads which do wait.
-5. A cluster arrival made relaxed, where no access before it conflicts with one of another CTA behind the barrier.
+5. A wait by parity for the phase before the first, and no other in this launch (the ring of stages does not wrap): it never waits.
+6. A wait that teaches nothing: every warp that comes to it knows by then, from earlier waits, all that the arrivals of the phase release.
+   The same for a lowered arrival count of an mbarrier all of whose waits are such (and where the run still ends with every phase in step).
+7. A cluster arrival made relaxed, where no access before it conflicts with one of another CTA behind the barrier.
 """
 
 from collections import defaultdict
@@ -20,6 +25,7 @@ from tandem_attn.emulator.events import (
     AccessKind,
     Arrival,
     AsyncAgent,
+    BarrierId,
     BarrierInit,
     ClusterStart,
     Event,
@@ -28,7 +34,11 @@ from tandem_attn.emulator.events import (
     Issue,
     Wait,
     WarpAgent,
+    WarpExit,
 )
+from tandem_attn.emulator.judge.clock import PLAIN
+from tandem_attn.emulator.judge.races import RaceTracker
+from tandem_attn.emulator.judge.record import warp_number
 from tandem_attn.emulator.report import Report
 from tests.emulator.mutation.mutants import Mutant
 from tests.emulator.subjects.subject import Subject
@@ -52,6 +62,14 @@ class Log:
         self.lines: set[int] = set()
         self.cluster_size = 1
         self.events: dict[tuple[int, int], list[tuple[int, Any] | Part]] = defaultdict(lambda: [Part()])
+        self.news: set[int] = set()  # lines of waits that taught a warp something
+        self.idle: dict[int, bool] = {}  # of the waits for groups and TMEM moves, by line: whether nothing was ever pending
+        self.tails: dict[tuple[int, int], set[int]] = defaultdict(set)  # lines of bulk waits behind which the warp does nothing but end
+        self.followed: set[int] = set()  # lines of bulk waits behind which some warp does more
+        self.used: set[Any] = set()  # mbarriers that anybody arrives at or waits for
+        self.taught: set[Any] = set()  # the mbarriers of such waits
+        self.made: dict[int, set[Any]] = defaultdict(set)  # mbarriers, by the line that initialises them
+        self.phases: dict[int, set[int]] = defaultdict(set)  # of the mbarrier waits, by line
         self.waited: dict[Any, set[tuple[int, int]]] = defaultdict(set)  # warps that waited, by cluster barrier and phase
         self.waits: dict[int, list[tuple[tuple[int, int], int, Any]]] = defaultdict(list)  # by line: warp, number of its part, barrier
         self.members: dict[Any, set[int]] = defaultdict(set)  # warps that come to a barrier, by barrier and phase
@@ -78,12 +96,14 @@ class Log:
 
     def _note(self, event: Event, agent: Any, warp: tuple[int, int]) -> None:
         part = self._part(warp)
+        self._ending(event, agent, warp)
         own = not isinstance(agent, AsyncAgent)
         if isinstance(event, Access) and own:
             self._touch(event, warp, part)
         elif isinstance(event, Issue):
             part.publishes |= self._threads(warp, event.agent.lanes)
         elif isinstance(event, BarrierInit):
+            self.made[event.site.ptx_line].add(event.barrier)
             thread = (*warp, (event.lanes & -event.lanes).bit_length() - 1)
             part.touches.append((thread, ("mbarrier", event.barrier.cta), event.barrier.key, event.barrier.key + 8, True))
         elif isinstance(event, Arrival) and own:
@@ -91,6 +111,7 @@ class Log:
         elif isinstance(event, Wait):
             self._wait(event, warp, part)
         elif isinstance(event, GroupWait):
+            self.idle[event.site.ptx_line] = self.idle.get(event.site.ptx_line, True) and not event.members
             for member in event.members:
                 part.learns[member.serial] |= self._threads(warp, event.lanes)
         elif isinstance(event, Fence):
@@ -98,6 +119,17 @@ class Log:
                 self._cut(warp, event.site.ptx_line, "warp")
             elif event.kind.startswith(("fence", "membar", "tcgen05")) and not event.kind.startswith("fence.mbarrier_init"):
                 part.publishes |= self._threads(warp, event.lanes)
+
+    def _ending(self, event: Event, agent: Any, warp: tuple[int, int]) -> None:
+        """Tell the bulk waits behind which a warp only ends from the others."""
+        if isinstance(event, GroupWait):
+            self.tails[warp].add(event.site.ptx_line)
+        elif isinstance(agent, WarpAgent) and not isinstance(event, WarpExit):
+            self.followed |= self.tails.pop(warp, set())
+
+    def last(self, line: int) -> bool:
+        """Whether no warp does anything behind the wait at that line."""
+        return line not in self.followed and any(line in lines for lines in self.tails.values())
 
     def _touch(self, event: Access, warp: tuple[int, int], part: Part) -> None:
         for start, lane in zip(event.starts.tolist(), event.lane_ids.tolist(), strict=True):
@@ -110,7 +142,9 @@ class Log:
 
     def _wait(self, event: Wait, warp: tuple[int, int], part: Part) -> None:
         which = (event.barrier, event.phase)
+        self.used.add(event.barrier)
         if event.barrier.kind == "mbarrier":
+            self.phases[event.site.ptx_line].add(event.phase)
             part.learns[which] |= self._threads(warp, event.lanes)
         elif event.barrier.kind == "cluster":
             self.waited[which].add(warp)
@@ -118,6 +152,7 @@ class Log:
             self.events[warp] += [(-1, "wait"), Part()]
 
     def _arrival(self, event: Arrival, warp: tuple[int, int], part: Part) -> None:
+        self.used.add(event.barrier)
         if event.barrier.kind == "mbarrier":
             part.publishes |= self._threads(warp, event.lanes)
             key = event.barrier.key
@@ -135,27 +170,70 @@ class Log:
         self.events[warp] += [(line, which), Part()]
 
 
+class Implied(RaceTracker):
+    """Finds the waits that teach a warp something: what the arrivals of the phase released and the warp did not know already."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__((1, 1, 1), frozenset())
+        self.log = log
+        self.transactions: set[BarrierId] = set()  # mbarriers that copies complete on
+
+    def event(self, event: Event) -> list[Report]:
+        if isinstance(event, Arrival) and event.tx:
+            self.transactions.add(event.barrier)
+        if isinstance(event, Wait):
+            released = self.barriers.state(event.barrier).complete.times[PLAIN]
+            known = self.warp(warp_number(event.agent)).base.times[PLAIN]
+            news = any(known.get(key, -1) < time for key, time in released.items())
+            if news or event.barrier in self.transactions:
+                self.log.news.add(event.site.ptx_line)
+                self.log.taught.add(event.barrier)
+        super().event(event)
+        return []
+
+
 def log_of(subject: Subject) -> Log:
     """Of a clean run."""
     log = Log()
     options: dict[str, Any] = {} if subject.block is None else {"block": subject.block}
-    run(subject.kernel, subject.args, subject.grid, observers=[log], backend="numpy", **options)
+    run(subject.kernel, subject.args, subject.grid, observers=[log, Implied(log)], backend="numpy", **options)
     return log
 
 
 def reason(mutant: Mutant, log: Log) -> str:
     """Why the mutant is equivalent, or "" where none of the arguments holds."""
-    if mutant.line not in log.lines and mutant.what != "initialisation deleted":
-        return "never executed in this launch"
-    if mutant.before.startswith("fence.mbarrier_init") and log.cluster_size == 1:
-        return "a fence for other CTAs in a cluster of one"
-    if mutant.what == "barrier deleted" and "arrive" not in mutant.before and redundant(log, mutant.line):
-        return "its neighbouring barriers order everything that conflicts"
-    if mutant.what == "cluster barrier deleted" and "wait" in mutant.before and waited_by_others(log, mutant.line):
-        return "the CTA's next barrier comes before any access, and includes threads that do wait"
-    if mutant.what == "cluster arrival relaxed" and not needs_release(log, mutant.line):
-        return "no access before it conflicts with one of another CTA behind it; the execution barrier stays"
-    return ""
+    line, what, before = mutant.line, mutant.what, mutant.before
+    waits = what == "wait deleted" and line in log.phases
+    wait_of_cluster = what == "cluster barrier deleted" and "wait" in before
+    arguments = (
+        ("never executed in this launch", line not in log.lines and what != "initialisation deleted"),
+        ("a fence for other CTAs in a cluster of one", before.startswith("fence.mbarrier_init") and log.cluster_size == 1),
+        ("only ever passes the state before the first phase, for which nobody waits", waits and log.phases[line] == {-1}),
+        ("all that its phase releases is known from earlier waits", waits and line not in log.news),
+        ("nothing is ever pending there", log.idle.get(line, False)),
+        ("an mbarrier that nobody uses", line in log.made and not log.made[line] & log.used),
+        (
+            "only global memory is written, and nothing of this launch reads it",
+            what.startswith("group wait") and log.last(line),
+        ),
+        (
+            "a barrier whose waits teach nothing that earlier waits had not",
+            what == "count lowered" and line in log.made and not log.made[line] & log.taught,
+        ),
+        (
+            "its neighbouring barriers order everything that conflicts",
+            what == "barrier deleted" and "arrive" not in before and redundant(log, line),
+        ),
+        (
+            "the CTA's next barrier comes before any access, and includes threads that do wait",
+            wait_of_cluster and waited_by_others(log, line),
+        ),
+        (
+            "no access before it conflicts with one of another CTA behind it; the execution barrier stays",
+            what == "cluster arrival relaxed" and not needs_release(log, line),
+        ),
+    )
+    return next((why for why, holds in arguments if holds), "")
 
 
 def waited_by_others(log: Log, line: int) -> bool:
@@ -176,7 +254,7 @@ def waited_by_others(log: Log, line: int) -> bool:
 
 
 def needs_release(log: Log, line: int) -> bool:
-    """Argument 5: whether something behind the cluster barrier conflicts with what another CTA did before this arrival."""
+    """Argument 7: whether something behind the cluster barrier conflicts with what another CTA did before this arrival."""
     before: dict[Any, list[Any]] = defaultdict(list)
     after: dict[Any, list[Any]] = defaultdict(list)
     for items in log.events.values():
