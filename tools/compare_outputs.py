@@ -22,7 +22,8 @@ from tests.emulator.ptx.catalog import FAMILIES, cases
 from tests.emulator.ptx.emulate import compare, run_case
 from tools.compare_h200 import case_digests, digest
 
-VERDICTS = ("equal", "tolerance", "differs", "refused", "gpu error", "stale")
+VERDICTS = ("equal", "tolerance", "differs", "refused", "fault", "missed", "gpu error", "stale", "new")
+BAD = ("differs", "refused", "missed", "gpu error", "stale")
 
 
 def load(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:
@@ -38,10 +39,11 @@ def load(folder: Path) -> tuple[dict, dict[str, np.ndarray]]:
 def judge(case: Case, entry: dict[str, str], hardware: np.ndarray | None, backend: str = "numpy") -> tuple[str, str]:
     """(verdict, detail) of one case. hardware is the recorded output; without it the recorded digest decides.
 
-    stale: the case has changed since it was recorded. refused: the emulator raised or stopped. gpu error: the GPU ran no such case.
+    stale: the case has changed since it was recorded; new: it has been added. refused: the emulator raised or stopped. fault: a forbidden
+    kernel, which the GPU stopped and the emulator reports; missed: it does not. gpu error: the GPU stopped a kernel that is allowed.
     """
     if "out" not in entry:
-        return "gpu error", entry.get("error", "not recorded")
+        return judge_fault(case, entry, backend)
     if case_digests(case) != {key: entry[key] for key in ("ptx", "launch")}:
         return "stale", "PTX or inputs have changed since the recording"
     try:
@@ -57,6 +59,18 @@ def judge(case: Case, entry: dict[str, str], hardware: np.ndarray | None, backen
     return difference.verdict, f"{difference.elements} of {difference.of} elements; {difference.worst}{reports}"
 
 
+def judge_fault(case: Case, entry: dict[str, str], backend: str) -> tuple[str, str]:
+    """The verdict on a case without a recorded output."""
+    if not entry:
+        return "new", "not recorded"
+    error = entry["error"]
+    if not case.faults:
+        return "gpu error", error
+    _, result = run_case(case, backend=backend)
+    reports = [str(report) for report in result.reports if report.kind in ("misaligned", "out-of-bounds")]
+    return ("fault", reports[0]) if reports else ("missed", f"the GPU: {error}; the emulator reports {result.reports[:1]}")
+
+
 def table(found: dict[str, dict[str, tuple[str, str]]]) -> str:
     rows = [f"{'family':14}{'cases':>7}" + "".join(f"{verdict:>11}" for verdict in VERDICTS)]
     for family, verdicts in found.items():
@@ -66,11 +80,12 @@ def table(found: dict[str, dict[str, tuple[str, str]]]) -> str:
 
 
 def keep(folder: Path, record: dict, outputs: dict[str, np.ndarray], found: dict[str, dict[str, tuple[str, str]]]) -> None:
-    """h200.json as it is, and h200_0.npz with what the digests alone cannot settle."""
+    """h200.json as it is, and h200_0.npz with what the digests alone cannot settle: unequal outputs, and all that have a tolerance."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "h200.json").write_text(json.dumps(record, indent=1) + "\n")
-    unequal = [name for verdicts in found.values() for name, (verdict, _) in verdicts.items() if verdict != "equal" and name in outputs]
-    arrays: dict[str, Any] = {name.replace("/", "|"): outputs[name] for name in unequal}
+    loose = {case.name for family in found for case in cases(family) if case.tolerance}
+    names = [name for verdicts in found.values() for name, (verdict, _) in verdicts.items() if verdict != "equal" or name in loose]
+    arrays: dict[str, Any] = {name.replace("/", "|"): outputs[name] for name in names if name in outputs}
     np.savez_compressed(folder / "h200_0.npz", **arrays)
 
 
@@ -91,7 +106,7 @@ def main() -> None:
         for case in cases(family):
             entry = record["cases"].get(case.name, {})
             found[family][case.name] = judge(case, entry, outputs.get(case.name), options.backend)
-        bad = [(name, *verdict) for name, verdict in found[family].items() if verdict[0] in ("differs", "refused", "stale")]
+        bad = [(name, *verdict) for name, verdict in found[family].items() if verdict[0] in BAD]
         for name, verdict, detail in bad[: options.show]:
             print(f"{family}: {name}: {verdict}: {detail}", flush=True)
     print(f"{record['chip']}, driver {record['driver']}, recorded {record['date']}; {time.monotonic() - started:.0f} s")
@@ -102,7 +117,7 @@ def main() -> None:
         )
     if options.keep:
         keep(options.keep, record, outputs, found)
-    sys.exit(any(verdict in ("differs", "refused", "stale") for part in found.values() for verdict, _ in part.values()))
+    sys.exit(any(verdict in BAD for part in found.values() for verdict, _ in part.values()))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ KINDS = {
     "out-of-bounds": "an access outside the memory that it names",
     "misaligned": "an address that is not a multiple of what the instruction requires",
     "uninitialised": "a read of shared memory, TMEM or a register that nothing has written",
+    "uninitialised-register": "a register read before any write (compilers leave harmless ones; asked for by name only)",
     "register-in-flight": "a register touched while an asynchronous instruction still reads or writes it",
     "tmem-load-use": "a result of tcgen05.ld used before tcgen05.wait::ld (Triton's kernels do, relying on ptxas; asked for by name only)",
     "tmem-allocation": "TMEM columns over 512, never freed, freed twice, or used without an allocation",

@@ -202,3 +202,12 @@ def test_a_phase_that_passes_unseen():
     assert "mbarrier" in kinds(launch(body.format(between=""), threads=64, shared=64))
     single = body.replace("{between} @%p1 mbarrier.arrive.shared::cta.b64 _, [%r1];", "")
     assert launch(single, threads=64, shared=64).ok
+
+
+def test_registers_read_before_any_write_are_reported_on_request():
+    body = "{first} add.u32 %r2, %r1, 1;" + store_lanes("%r2")
+    out = np.zeros(32, np.uint32)
+    assert launch(body.format(first=""), out).ok
+    assert launch(body.format(first="mov.b32 %r1, 3;"), out, checks=["uninitialised-register"]).ok
+    result = launch(body.format(first=""), out, checks=["uninitialised-register"])
+    assert kinds(result) == ["uninitialised-register"] and "%r1 is read" in result.reports[0].message

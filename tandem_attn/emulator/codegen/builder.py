@@ -19,13 +19,15 @@ class Val:
     """A value of a backend: `x` is its own (a variable's name, an LLVM value), `t` the type.
 
     `alias`: it is the register file's own storage, which a later write may change. `flushed`: it holds no subnormal numbers.
-    `parts`: its low and high half, where they are known as values of their own.
+    `parts`: its low and high half, where they are known as values of their own. `noisy`: an f4 that arithmetic has made, whose NaNs may
+    have other bits than the chip's; `Builder.quiet` sees to it where bits show (registers, memory, integer operations).
     """
 
-    __slots__ = ("alias", "flushed", "parts", "t", "x")
+    __slots__ = ("alias", "flushed", "noisy", "parts", "t", "x")
 
     def __init__(self, x: Any, t: str, alias: bool = False, flushed: bool = False) -> None:
         self.x, self.t, self.alias, self.flushed = x, t, alias, flushed
+        self.noisy = False
         self.parts: tuple[Val, Val] | None = None
 
 
@@ -115,6 +117,10 @@ class Builder(ABC):
     def mulhi(self, a: Val, b: Val) -> Val:
         """The upper half of the product."""
 
+    @abstractmethod
+    def lookup(self, table: str, index: Val) -> Val:
+        """An element of one of `unit_tables.TABLES` as f8; index is u4 and in range."""
+
     # ---- lanes
     @abstractmethod
     def permute(self, a: Val, index: Val) -> Val:
@@ -143,6 +149,8 @@ class Builder(ABC):
     def read(self, operand: Operand, t: str) -> Val:
         """An operand as type `t`: registers are reinterpreted (truncated or zero-extended where widths differ), constants converted."""
         if isinstance(operand, Reg):
+            if t == "b" and operand.cls == "r":  # a special register that is a predicate
+                return self.compare("ne", self.read_reg(operand, "u4"), self.const("u4", 0))
             return self.read_reg(operand, t)
         if isinstance(operand, Imm):
             return self.constant(operand, t)
@@ -204,9 +212,24 @@ class Builder(ABC):
         out = self.select(self.compare("eq", a, b), self.bits(merged, a.t), out)
         return self.select(self.is_nan(out), self.raw(a.t, 0x7FFFFFFF if a.t == "f4" else 0x7FFFFFFFFFFFFFFF), out)
 
-    def canonical(self, v: Val) -> Val:
-        """f4 results that are NaN get the bits that the hardware gives them (PTX manual, "Floating-Point Instructions")."""
-        return self.select(self.is_nan(v), self.raw("f4", 0x7FFFFFFF), v)
+    def arithmetic(self, v: Val) -> Val:
+        """Mark the result of a floating-point operation."""
+        v.noisy = v.t == "f4"
+        return v
+
+    def quiet(self, v: Val) -> Val:
+        """Every NaN that f32 arithmetic makes is 0x7fffffff (seen on an H200; f64 keeps the operand's payload, as CPUs do)."""
+        if not v.noisy:
+            return v
+        return self.select(self.is_nan(v), self.raw(v.t, 0x7FFFFFFF), self.trusted(v))
+
+    def trusted(self, v: Val) -> Val:
+        """The value with its NaNs' bits left as they are."""
+        if not v.noisy:
+            return v
+        out = Val(v.x, v.t, v.alias, v.flushed)
+        out.parts = v.parts
+        return out
 
     def flush(self, v: Val) -> Val:
         """Subnormal numbers become zero of their sign (`.ftz`)."""
@@ -214,10 +237,10 @@ class Builder(ABC):
             return v
         unsigned = f"u{v.t[1:]}"
         small = self.compare("lt", self.unary("abs", v), self.const(v.t, TINY[v.t]))
-        raw = self.bits(v, unsigned)
+        raw = self.bits(self.trusted(v), unsigned)
         out = self.bits(self.select(small, self.and_(raw, self.const(unsigned, 1 << 8 * size_of(v.t) - 1)), raw), v.t)
         out.flushed = True
-        return out
+        return self.arithmetic(out)
 
     def like(self, value: int | float, v: Val) -> Val:
         """A constant of the type of `v`."""

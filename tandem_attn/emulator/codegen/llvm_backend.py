@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tandem_attn.emulator.codegen.builder import Builder, Val, size_of, width_of
+from tandem_attn.emulator.codegen.unit_tables import TABLES
 from tandem_attn.emulator.ops.registry import lookup
 from tandem_attn.emulator.ptx.nodes import Instruction, Reg
 from tandem_attn.emulator.ptx.operands import sources
@@ -153,8 +154,8 @@ class LlvmBuilder(Builder):
         vector = self.vector(a.t)
         if a.t[0] == "f":
             if op in ("min", "max"):
-                return self.intrinsic(f"{op}num", a.t, a, b)
-            return self.emit(f"{_FLOAT[op]} {vector} {a.x}, {b.x}", a.t)
+                return self.arithmetic(self.intrinsic(f"{op}num", a.t, a, b))
+            return self.arithmetic(self.emit(f"{_FLOAT[op]} {vector} {a.x}, {b.x}", a.t))
         signed = a.t[0] == "i"
         if op in ("min", "max"):
             return self.intrinsic(f"{'s' if signed else 'u'}{op}", a.t, a, b)
@@ -177,9 +178,9 @@ class LlvmBuilder(Builder):
             ones = self.const(a.t, -1 if a.t != "b" else 1)
             return self.emit(f"xor {vector} {a.x}, {ones.x}", a.t)
         if op == "neg":
-            return self.emit(f"fneg {vector} {a.x}" if a.t[0] == "f" else f"sub {vector} zeroinitializer, {a.x}", a.t)
+            return self.arithmetic(self.emit(f"fneg {vector} {a.x}" if a.t[0] == "f" else f"sub {vector} zeroinitializer, {a.x}", a.t))
         if op in _SAME_TYPE:
-            return self.intrinsic(_SAME_TYPE[op], a.t, a)
+            return self.arithmetic(self.intrinsic(_SAME_TYPE[op], a.t, a))
         if op in ("popc", "clz"):
             out = self.intrinsic("ctpop", a.t, a) if op == "popc" else self.intrinsic("ctlz", a.t, a, extra=", i1 false")
             return self.cast(Val(out.x, f"u{a.t[1:]}"), "u4")
@@ -212,7 +213,7 @@ class LlvmBuilder(Builder):
 
     def select(self, c: Val, a: Val, b: Val) -> Val:
         out = self.emit(f"select {self.vector('b')} {c.x}, {self.vector(a.t)} {a.x}, {self.vector(b.t)} {b.x}", a.t)
-        out.flushed = a.flushed and b.flushed
+        out.flushed, out.noisy = a.flushed and b.flushed, a.noisy or b.noisy
         return out
 
     def cast(self, a: Val, t: str) -> Val:
@@ -223,7 +224,7 @@ class LlvmBuilder(Builder):
             return self.emit(f"zext {source} {a.x} to {target}", t)
         if a.t[0] == "f":
             if t[0] == "f":
-                return self.emit(f"{'fpext' if size_of(t) > size_of(a.t) else 'fptrunc'} {source} {a.x} to {target}", t)
+                return self.arithmetic(self.emit(f"{'fpext' if size_of(t) > size_of(a.t) else 'fptrunc'} {source} {a.x} to {target}", t))
             return self.emit(f"{'fptosi' if t[0] == 'i' else 'fptoui'} {source} {a.x} to {target}", t)
         if t[0] == "f":
             return self.emit(f"{'sitofp' if a.t[0] == 'i' else 'uitofp'} {source} {a.x} to {target}", t)
@@ -233,10 +234,13 @@ class LlvmBuilder(Builder):
     def bits(self, a: Val, t: str) -> Val:
         if a.t[0] != "f" and t[0] != "f":
             return Val(a.x, t)
-        return a if a.t == t else self.emit(f"bitcast {self.vector(a.t)} {a.x} to {self.vector(t)}", t)
+        if a.t == t:
+            return a
+        a = self.quiet(a)
+        return self.emit(f"bitcast {self.vector(a.t)} {a.x} to {self.vector(t)}", t)
 
     def fma(self, a: Val, b: Val, c: Val) -> Val:
-        return self.intrinsic("fma", a.t, a, b, c)
+        return self.arithmetic(self.intrinsic("fma", a.t, a, b, c))
 
     def mulhi(self, a: Val, b: Val) -> Val:
         bits = 8 * size_of(a.t)
@@ -248,9 +252,21 @@ class LlvmBuilder(Builder):
         high = self.line(f"{shift} {wide} {product}, {amount}")
         return self.emit(f"trunc {wide} {high} to {narrow}", a.t)
 
+    def lookup(self, table: str, index: Val) -> Val:
+        items = ", ".join("double 0x" + struct.pack(">d", value).hex().upper() for value in TABLES[table])
+        count, vector = len(TABLES[table]), self.vector("f8")
+        self.declared.add(f"@table_{table} = private constant [{count} x double] [{items}]")
+        gather = f"@llvm.masked.gather.v{self.width}f64.v{self.width}p0"
+        self.declared.add(f"declare {vector} {gather}(<{self.width} x ptr>, i32, <{self.width} x i1>, {vector})")
+        places = self.line(f"getelementptr double, ptr @table_{table}, {self.vector('u4')} {index.x}")
+        return self.emit(
+            f"call {vector} {gather}(<{self.width} x ptr> {places}, i32 8, <{self.width} x i1> splat (i1 true), {vector} poison)", "f8"
+        )
+
     # ---- lanes and pieces
     def permute(self, a: Val, index: Val) -> Val:
         self.wide()
+        a = self.quiet(a)
         kind = scalar_type(a.t)
         room = self.line(f"alloca [32 x {kind}], align 64")
         self.lines.append(f"  store {self.vector(a.t)} {a.x}, ptr {room}, align 64")
@@ -294,9 +310,10 @@ class LlvmBuilder(Builder):
             self.predicate = self.unary("not", p) if ins.negated else p
 
     def write_back(self, keys: set[tuple[str, int]]) -> None:
-        for key, value in self.dirty.items():
+        for key, held in self.dirty.items():
             if key not in keys:
                 continue
+            value = self.quiet(held)
             if key[0] == "p":
                 wide = self.line(f"zext <{self.width} x i1> {value.x} to <{self.width} x i8>")
                 self.lines.append(f"  store <{self.width} x i8> {wide}, ptr {self.address(*key)}, align 1")

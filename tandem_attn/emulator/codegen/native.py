@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-VERSION = "3"  # of the code generator: part of the cache key
+VERSION = "9"  # of the code generator: part of the cache key
 
 
 def available() -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from tandem_attn.emulator.codegen import numpy_runtime
 from tandem_attn.emulator.codegen.builder import Builder, Val, size_of, width_of
+from tandem_attn.emulator.codegen.unit_tables import TABLES
 from tandem_attn.emulator.ops.registry import Handler, lookup
 from tandem_attn.emulator.ptx.nodes import Instruction, Reg
 from tandem_attn.emulator.ptx.operands import registers
@@ -39,7 +40,7 @@ class Joined(Val):
     """Two halves side by side; the joining line is written only when the whole is asked for."""
 
     def __init__(self, builder: NumpyBuilder, low: Val, high: Val, t: str) -> None:
-        self.t, self.alias, self.flushed, self.parts = t, False, False, (low, high)
+        self.t, self.alias, self.flushed, self.noisy, self.parts = t, False, False, False, (low, high)
         self.builder = builder
         self.whole: str | None = None
 
@@ -128,7 +129,8 @@ class NumpyBuilder(Builder):
         if self.predicate is not None:
             value = self.merge(reg, value)
         elif value.alias:
-            value = self.emit(f"{value.x}.copy()", value.t)
+            noisy, value = value.noisy, self.emit(f"{value.x}.copy()", value.t)
+            value.noisy = noisy
         for view in [v for v in self.views if v[:2] == key]:
             del self.views[view]
         self.local[key] = self.dirty[key] = value
@@ -137,7 +139,9 @@ class NumpyBuilder(Builder):
 
     def merge(self, reg: Reg, value: Val) -> Val:
         old = self.read_reg(reg, value.t)
-        return self.emit(f"np.where({self.predicate},{value.x},{old.x})", value.t)
+        out = self.emit(f"np.where({self.predicate},{value.x},{old.x})", value.t)
+        out.noisy = value.noisy or old.noisy
+        return out
 
     def read_symbol(self, name: str, t: str) -> Val:
         return self.read_reg(self.resolve(name), t)
@@ -159,32 +163,33 @@ class NumpyBuilder(Builder):
             text = f"{a.x}/{b.x}"
         else:
             text = f"rt.{'divide' if op == 'div' else 'remainder'}({a.x},{b.x})"
-        return self.emit(text, a.t, a, b)
+        return self.arithmetic(self.emit(text, a.t, a, b))
 
     def compare(self, op: str, a: Val, b: Val) -> Val:
         return self.emit(f"{a.x}{_COMPARE[op]}{b.x}", "b", a, b)
 
     def unary(self, op: str, a: Val) -> Val:
         if op in ("not", "neg"):
-            return self.emit(f"{'~' if op == 'not' else '-'}{a.x}", a.t, a)
+            return self.arithmetic(self.emit(f"{'~' if op == 'not' else '-'}{a.x}", a.t, a))
         if op in ("log2", "sin", "cos", "tanh"):
-            return self.emit(f"rt.wide(np.{op},{a.x})", a.t)
+            return self.arithmetic(self.emit(f"rt.wide(np.{op},{a.x})", a.t))
         t = "u4" if op in ("popc", "clz") else a.t
-        return self.emit(f"{_UNARY[op]}({a.x})", t, a)
+        return self.arithmetic(self.emit(f"{_UNARY[op]}({a.x})", t, a))
 
     def select(self, c: Val, a: Val, b: Val) -> Val:
         if c.x in self.names and (self.names[c.x] == self.names[c.x][0]).all():
             return a if self.names[c.x][0] else b
         out = self.emit(f"np.where({c.x},{a.x},{b.x})", a.t, c, a, b)
-        out.flushed = a.flushed and b.flushed
+        out.flushed, out.noisy = a.flushed and b.flushed, a.noisy or b.noisy
         return out
 
     def cast(self, a: Val, t: str) -> Val:
-        return a if a.t == t else self.emit(f"{a.x}.astype({DTYPE[t]})", t, a)
+        return a if a.t == t else self.arithmetic(self.emit(f"{a.x}.astype({DTYPE[t]})", t, a))
 
     def bits(self, a: Val, t: str) -> Val:
         if a.t == t:
             return a
+        a = self.quiet(a)
         if a.parts is not None and t[0] != "f":
             return Joined(self, *a.parts, t)
         return self.emit(f"{a.x}.view({DTYPE[t]})", t, a, alias=a.alias)
@@ -196,24 +201,30 @@ class NumpyBuilder(Builder):
         out.flushed = a.flushed and b.flushed
         return out
 
-    def canonical(self, v: Val) -> Val:
-        return self.emit(f"rt.canonical({v.x})", v.t, v)
-
     def flush(self, v: Val) -> Val:
         if v.flushed or v.t != "f4":
             return super().flush(v)
-        out = self.emit(f"rt.flush({v.x})", v.t, v)
+        out = self.arithmetic(self.emit(f"rt.flush({v.x})", v.t, v))
         out.flushed = True
         return out
 
+    def quiet(self, v: Val) -> Val:
+        return self.emit(f"rt.quiet({v.x})", v.t, v) if v.noisy else v
+
     def fma(self, a: Val, b: Val, c: Val) -> Val:
-        return self.emit(f"rt.fma{8 * size_of(a.t)}({a.x},{b.x},{c.x})", a.t)
+        return self.arithmetic(self.emit(f"rt.fma{8 * size_of(a.t)}({a.x},{b.x},{c.x})", a.t))
 
     def mulhi(self, a: Val, b: Val) -> Val:
         return self.emit(f"rt.mulhi{8 * size_of(a.t)}({a.x},{b.x})", a.t)
 
+    def lookup(self, table: str, index: Val) -> Val:
+        name = f"T{table}"
+        self.names[name] = np.array(TABLES[table], np.float64)
+        return self.emit(f"{name}[{index.x}]", "f8")
+
     # ---- lanes and pieces
     def permute(self, a: Val, index: Val) -> Val:
+        a = self.quiet(a)
         return self.emit(f"{a.x}[{index.x}]", a.t, a, index)
 
     def ballot(self, p: Val) -> Val:
@@ -240,7 +251,7 @@ class NumpyBuilder(Builder):
         return [Val(f"{got.x}[{i}]", t) for i in range(count)]
 
     def store(self, space: str, address: Val, offset: int, values: list[Val]) -> None:
-        items = ",".join(v.x for v in values)
+        items = ",".join(self.quiet(v).x for v in values)
         self.lines.append(f"w.store_{space}({address.x},{offset},({items},),{self.guard},{self.ins.index})")
 
     # ---- the frame
@@ -256,7 +267,7 @@ class NumpyBuilder(Builder):
     def write_back(self, keys: set[tuple[str, int]]) -> None:
         """Write the changed registers among `keys` back to the register file."""
         for key in [k for k in self.dirty if k in keys]:
-            value = self.dirty.pop(key)
+            value = self.quiet(self.dirty.pop(key))
             place = f"P[{key[1]}]" if key[0] == "p" else f"{_VIEW[key[0]][value.t[0]]}[{key[1]}]"
             self.lines.append(f"copyto({place},{value.x},where=m)" if self.masked else f"{place}={value.x}")
 

@@ -12,7 +12,9 @@ ALWAYS = frozenset(
 )  # a run cannot go on, or its values mean nothing
 RACES = frozenset(("race", "missing-proxy-fence", "missing-tcgen05-fence", "nondeterministic"))  # need the race tracker
 CHECKS = frozenset(KINDS)
-BY_NAME = frozenset(("tmem-load-use", "missing-tcgen05-fence", "nondeterministic"))  # never part of "default" or "all"
+BY_NAME = frozenset(
+    ("tmem-load-use", "uninitialised-register", "missing-tcgen05-fence", "nondeterministic")
+)  # never part of "default" or "all"
 
 
 def chosen(checks: str | Iterable[str]) -> frozenset[str]:

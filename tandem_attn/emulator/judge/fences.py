@@ -1,8 +1,8 @@
 """A check of the text alone: registers of wgmma written without a wgmma.fence behind the write.
 
-PTX manual, "wgmma.fence": it orders accesses to registers, so it must stand between the last write of an accumulator or an A register and the
-wgmma.mma_async that uses it, but for accumulators that earlier instructions of the same shape have written. Copies (mov) are passed over:
-compilers place them behind the fence, and ptxas removes them.
+PTX manual, "wgmma.fence": it orders accesses to registers, so it must stand between the last write of an accumulator or an A register and
+the wgmma.mma_async that uses it, but for accumulators that earlier instructions of the same shape have written. Copies (mov) are passed
+over: compilers place them behind the fence, and ptxas removes them.
 """
 
 from __future__ import annotations

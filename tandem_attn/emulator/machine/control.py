@@ -62,7 +62,7 @@ class Control:
             segment = segments[at]
             if path is not None:
                 path.append(at)
-            if warp.in_flight:
+            if warp.in_flight or warp.unwritten:
                 self.watch.check(warp, segment)
             function = settled[at] if frame.mask is None else None
             if function is not None:
@@ -77,6 +77,9 @@ class Control:
                 self.branch(warp, frame, segment)
             elif kind == "block":
                 if self.block(warp, frame, segment):
+                    warp.instructions -= 1  # it is executed again when the warp is woken
+                    if path is not None:
+                        path.pop()
                     return
             else:
                 getattr(self, kind)(warp, frame, segment)

@@ -22,6 +22,7 @@ from tandem_attn.emulator.machine.cta import CTA, Cluster
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.registers import RegisterFile
+from tandem_attn.emulator.ptx.operands import CARRY
 from tandem_attn.emulator.report import Report, Statistics
 from tandem_attn.emulator.trace import Trace
 
@@ -49,6 +50,8 @@ class Machine:
         self.observers = list(observers)
         self.observed = bool(self.observers)
         self.check_uninitialised = "uninitialised" in wanted
+        asked = "uninitialised-register" in wanted
+        self.exposed = frozenset((r.cls, r.slot) for r in launch.program.exposed if r is not CARRY) if asked else frozenset()
         self.check_load_use = "tmem-load-use" in wanted
         self.reports: list[Report] = []
         self.seen: set[tuple[Any, ...]] = set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,7 @@ class Warp:
         self.local_views: dict[Any, Array] = {}
         self.agent = WarpAgent(cta.linear, cta.rank, index)
         self.groups: dict[str, Any] = {}  # open and committed groups of asynchronous operations, by kind
+        self.unwritten: set[tuple[str, int]] = set(cta.machine.exposed)  # registers to be reported when read, until written
         self.in_flight: dict[tuple[str, int], Any] = {}  # registers that an asynchronous operation reads or writes
         self.tmem_loads: list[Any] = []  # tcgen05.ld since the last wait::ld
         self.tmem_stores: list[Any] = []
@@ -116,48 +118,62 @@ class Warp:
         if not len(lanes):
             return np.zeros((count, WARP), dtype)
         where = (address if mask is None else address[mask]).astype(np.int64) + offset
-        size = dtype.itemsize * count
         self.current = index
-        ranks = where >> RANK_SHIFT
-        if ranks[0] == ranks[-1] and not (ranks != ranks[0]).any():
-            got = self._load_one(self.cta.peer(int(ranks[0])), where & OFFSET_MASK, lanes, dtype, count, size)
+        low, high = int(where.min()), int(where.max())
+        if low >> RANK_SHIFT == high >> RANK_SHIFT:
+            got = self._load_one(low, high, where, lanes, dtype, count)
         else:
             got = np.empty((count, len(lanes)), dtype)
-            for rank in np.unique(ranks):
-                at = ranks == rank
-                got[:, at] = self._load_one(self.cta.peer(int(rank)), where[at] & OFFSET_MASK, lanes[at], dtype, count, size)
+            for rank in np.unique(where >> RANK_SHIFT):
+                at = where >> RANK_SHIFT == rank
+                part = where[at]
+                got[:, at] = self._load_one(int(part.min()), int(part.max()), part, lanes[at], dtype, count)
         return got if mask is None else scatter(got, mask, count)
 
-    def _load_one(self, cta: CTA, offsets: Array, lanes: Array, dtype: Any, count: int, size: int) -> Array:
-        memory = cta.shared
-        memory.check(offsets, size, size)
-        if cta.machine.check_uninitialised:
+    def _load_one(self, low: int, high: int, where: Array, lanes: Array, dtype: Any, count: int) -> Array:
+        """From addresses of one CTA that run from `low` to `high`."""
+        cta, offsets = self._shared_part(low, high, where, dtype.itemsize * count)
+        machine = cta.machine
+        size = dtype.itemsize * count
+        if machine.check_uninitialised:
             try:
-                memory.require_written(offsets, size)
+                cta.shared.require_written(offsets, size)
             except Fault as fault:
-                cta.machine.report(fault, self, self.current)
-        if cta.machine.observed:
-            cta.machine.access(self, self.current, Space.SHARED, cta.linear, AccessKind.READ, Proxy.GENERIC, offsets, size, lanes)
-        return memory.load(offsets, dtype, count)
+                machine.report(fault, self, self.current)
+        if machine.observed:
+            machine.access(self, self.current, Space.SHARED, cta.linear, AccessKind.READ, Proxy.GENERIC, offsets, size, lanes)
+        return cta.shared.load(offsets, dtype, count)
+
+    def _shared_part(self, low: int, high: int, where: Array, size: int) -> tuple[CTA, Array]:
+        """Owner and offsets of shared addresses of one CTA, checked."""
+        rank = low >> RANK_SHIFT
+        cta = self.cta if rank == self.cta.rank else self.cta.peer(rank)
+        base = rank << RANK_SHIFT
+        offsets = where - base if base else where
+        cta.shared.check_span(low - base, high - base, size)
+        if size > 1 and (offsets & (size - 1)).any():
+            cta.shared.check(offsets, size, size)
+        return cta, offsets
 
     def store_shared(self, address: Array, offset: int, values: tuple[Array, ...], mask: Array | None, index: int) -> None:
         lanes = ALL_LANES if mask is None else np.flatnonzero(mask)
         if not len(lanes):
             return
         where = (address if mask is None else address[mask]).astype(np.int64) + offset
-        data = np.array(values) if mask is None else np.array([v[mask] for v in values])
+        data = values if mask is None else [v[mask] for v in values]
         self.current = index
-        ranks = where >> RANK_SHIFT
-        if not (ranks != ranks[0]).any():
-            self._store_one(self.cta.peer(int(ranks[0])), where & OFFSET_MASK, lanes, data)
+        low, high = int(where.min()), int(where.max())
+        if low >> RANK_SHIFT == high >> RANK_SHIFT:
+            self._store_one(low, high, where, lanes, data)
             return
-        for rank in np.unique(ranks):
-            at = ranks == rank
-            self._store_one(self.cta.peer(int(rank)), where[at] & OFFSET_MASK, lanes[at], data[:, at])
+        for rank in np.unique(where >> RANK_SHIFT):
+            at = where >> RANK_SHIFT == rank
+            part = where[at]
+            self._store_one(int(part.min()), int(part.max()), part, lanes[at], [v[at] for v in data])
 
-    def _store_one(self, cta: CTA, offsets: Array, lanes: Array, data: Array) -> None:
-        size = data.itemsize * data.shape[0]
-        cta.shared.check(offsets, size, size)
+    def _store_one(self, low: int, high: int, where: Array, lanes: Array, data: Sequence[Array]) -> None:
+        size = data[0].itemsize * len(data)
+        cta, offsets = self._shared_part(low, high, where, size)
         if cta.machine.observed:
             silent = unchanged(cta.shared.load(offsets, data.dtype, data.shape[0]), data)
             cta.machine.access(

@@ -141,20 +141,20 @@ _TABLES = {
     "e3m2": _table(_narrow(3, 2, "none"), 8),
     "e2m1": _table(_narrow(2, 1, "none"), 8),
 }
-ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "e2m3": 1, "e3m2": 1, "e2m1": 1, "s8": 1, "u8": 1}
+ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "e2m3": 1, "e3m2": 1, "e2m1": 1, "s8": 1, "u8": 1, "b1": 1}
 
 
 def to_float(raw: Array, kind: str) -> Array:
-    """Raw elements -> f4, exact (tf32: the low 13 bits are ignored, as the tensor core does)."""
+    """Raw elements -> f4, exact (tf32: the low 13 bits are ignored, as the tensor core does; b1: eight elements of each byte)."""
+    if kind == "b1":
+        return np.unpackbits(raw, axis=-1).astype(np.float32)
     if kind == "bf16":
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if kind == "f16":
         return raw.view(np.float16).astype(np.float32)
     if kind == "tf32":
         return (raw & np.uint32(0xFFFFE000)).view(np.float32)
-    if kind == "s8":
-        return raw.view(np.int8).astype(np.float32)
-    if kind == "u8":
-        return raw.astype(np.float32)
+    if kind in ("s8", "u8"):
+        return raw.view(np.int8 if kind == "s8" else np.uint8).astype(np.float32)
     bits = {"e2m3": 0x3F, "e3m2": 0x3F, "e2m1": 0x0F}.get(kind)
     return _TABLES[kind][raw & np.uint8(bits)] if bits else _TABLES[kind][raw]

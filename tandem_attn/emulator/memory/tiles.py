@@ -51,6 +51,11 @@ class Box:
         self.word = np.dtype(_WORDS[self.global_bytes])
 
     @property
+    def row(self) -> int:
+        """Bytes of an innermost row in shared memory."""
+        return self.shape[-1] * self.shared_bytes
+
+    @property
     def size(self) -> int:
         """Bytes in shared memory."""
         return int(np.prod(self.shape)) * self.shared_bytes
@@ -83,7 +88,13 @@ class Box:
             tile = self._filled()
             if not self.empty:
                 tile[self.inside()] = self.view()
-        raw = tile.reshape(-1).view(np.uint8)
+        if self.tensor.element in ("tf32", "tf32_ftz", "f32_ftz"):
+            tile = as_loaded(tile, self.tensor.element)
+            if self.tensor.nan_fill and not self.full:
+                outside = np.ones(self.shape, np.bool_)
+                outside[() if self.empty else self.inside()] = self.empty
+                tile = np.where(outside, self.word.type(0x7FF77FF7), tile)
+        raw = np.ascontiguousarray(tile).reshape(-1).view(np.uint8)
         if self.shared_bytes != self.global_bytes:
             wide = np.zeros((raw.size // self.global_bytes, self.shared_bytes), np.uint8)
             wide[:, : self.global_bytes] = raw.reshape(-1, self.global_bytes)
@@ -93,8 +104,8 @@ class Box:
     def _filled(self) -> Array:
         if not self.tensor.nan_fill:
             return np.zeros(self.shape, self.word)
-        # The manual's OOB-NaN: a special CNAN; 0x7fff and 0x7fffffff are the canonical NaNs of 16 and 32 bits.
-        return np.full(self.shape, {2: 0x7FFF, 4: 0x7FFFFFFF, 8: 0x7FFFFFFFFFFFFFFF}[self.global_bytes], self.word)
+        # The manual's OOB-NaN, as an H200 writes it for every type: 0x7ff7 in each 16 bits.
+        return np.full(self.shape, {2: 0x7FF7, 4: 0x7FF77FF7, 8: 0x7FF77FF77FF77FF7}[self.global_bytes], self.word)
 
     def narrow(self, raw: Array) -> Array:
         """Bytes in the order of shared memory -> the array of elements in bounds."""
@@ -109,12 +120,16 @@ class Box:
 
 
 @lru_cache(maxsize=4096)
-def swizzled(offset: int, size: int, span: int, atom: int = 16) -> Array:
-    """Indices of 16-byte chunks of shared memory that hold `size` bytes from `offset`, for a swizzle of `span` bytes.
+def swizzled(offset: int, size: int, row: int, span: int, atom: int = 16) -> Array:
+    """Indices of the 16-byte chunks of shared memory that hold `size` bytes in rows of `row` bytes, for a swizzle of `span` bytes.
 
-    PTX manual, "Swizzling Modes": the address bits above bit 6 are xored into the chunk's place inside the span.
+    PTX manual, "Swizzling Modes": the address bits above bit 6 are xored into the chunk's place inside the span. A row narrower than the
+    span still takes a span (an H200 faults where only the packed rows fit).
     """
-    chunks = (offset + 16 * np.arange(-(-size // 16))).astype(np.int64)
+    index = np.arange(-(-size // 16))
+    if row < span and row % 16 == 0:
+        index = index // (row // 16) * (span // 16) + index % (row // 16)
+    chunks = (offset + 16 * index).astype(np.int64)
     if span:
         shift = {16: 4, 32: 5}[atom]
         mask = SWIZZLE_MASK[span] if atom == 16 else 3
@@ -124,6 +139,11 @@ def swizzled(offset: int, size: int, span: int, atom: int = 16) -> Array:
     return chunks
 
 
+def placed_bytes(size: int, row: int, span: int) -> int:
+    """How much shared memory `size` bytes in rows of `row` bytes take."""
+    return size // row * span if row < span and row % 16 == 0 else size
+
+
 def swizzle_of(tensor: TensorMap) -> tuple[int, int]:
     """Span and atom in bytes. Raises Fault for the 128-byte modes with flipped or 64-byte atoms."""
     if tensor.swizzle in (5, 6):
@@ -131,30 +151,13 @@ def swizzle_of(tensor: TensorMap) -> tuple[int, int]:
     return SWIZZLE_BYTES[tensor.swizzle], 32 if tensor.swizzle == 4 else 16
 
 
-# How a reduction combines elements: by name of the operation.
-_COMBINE = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
-_NUMPY = {"u8": "u1", "u16": "u2", "u32": "u4", "s32": "i4", "u64": "u8", "s64": "i8", "f16": "f2", "f32": "f4", "f64": "f8"}
-
-
-def combine(op: str, kind: str, old: Array, new: Array) -> Array:
-    """old op new on raw words; `kind` is the PTX element type (b32 and the like are unsigned). bf16 is added in f32 and rounded."""
-    if op in ("inc", "dec"):
-        bound = new.view(_NUMPY[kind])
-        held = old.view(_NUMPY[kind])
-        one = bound.dtype.type(1)
-        out = np.where(held >= bound, held * 0, held + one) if op == "inc" else np.where((held == 0) | (held > bound), bound, held - one)
-        return out.view(old.dtype)
-    if kind == "bf16":
-        a, b = ((x.astype(np.uint32) << np.uint32(16)).view(np.float32) for x in (old, new))
-        return round_bf16(np.fmin(a, b) if op == "min" else np.fmax(a, b) if op == "max" else _COMBINE[op](a, b))
-    t = _NUMPY.get(kind, "u" + str(old.dtype.itemsize))
-    function: Any = {"min": np.fmin, "max": np.fmax}.get(op, _COMBINE[op]) if t[0] == "f" else _COMBINE[op]
-    out = function(old.view(t), new.view(t))
-    return np.asarray(out, t).view(old.dtype)
-
-
-def round_bf16(x: Array) -> Array:
-    """f4 -> bf16 bits, to nearest even, NaN canonical."""
-    raw = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    out = ((raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
-    return np.where(np.isnan(x), np.uint16(0x7FFF), out)
+def as_loaded(words: Array, element: str) -> Array:
+    """What a load makes of f32 words: tf32 is rounded to nearest even with NaN 0x7fffe000; .ftz types lose subnormal numbers."""
+    out = words
+    magnitude = words & np.uint32(0x7FFFFFFF)
+    if element.startswith("tf32"):
+        even = (words + np.uint32(0xFFF) + (words >> np.uint32(13) & np.uint32(1))) & np.uint32(0xFFFFE000)
+        out = np.where(magnitude > 0x7F800000, np.uint32(0x7FFFE000), even)
+    if element.endswith("ftz"):
+        out = np.where(out & np.uint32(0x7F800000) == 0, out & np.uint32(0x80000000), out)
+    return out

@@ -13,10 +13,10 @@ from tandem_attn.emulator.events import AccessKind, Proxy, Space
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.addresses import LOCAL_WINDOW, OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.tiles import combine
+from tandem_attn.emulator.memory.reductions import combine
 from tandem_attn.emulator.ops.access import Array, items, lanes_of, reader, writer
 from tandem_attn.emulator.ops.registry import Handler, machine
-from tandem_attn.emulator.ptx.nodes import Instruction, Memory
+from tandem_attn.emulator.ptx.nodes import Discard, Instruction, Memory, Reg
 
 _OPS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
 _ELEMENT = {"f16x2": ("f16", 2), "bf16x2": ("bf16", 2)}
@@ -64,8 +64,8 @@ class _Cell:
         return cta.shared.data[at : at + self.size]
 
 
-def update(op: str, kind: str, old: Array, values: list[Array]) -> Array:
-    """The new content (raw words) of a cell that holds `old`."""
+def update(op: str, kind: str, old: Array, values: list[Array], ftz: bool = False) -> Array:
+    """The new content (raw words) of a cell that holds `old`; ftz: added in global memory, where f32 sums are flushed (manual)."""
     if op == "exch":
         return values[0]
     if op == "cas":
@@ -73,7 +73,10 @@ def update(op: str, kind: str, old: Array, values: list[Array]) -> Array:
     element, parts = _ELEMENT.get(kind, (kind, 1))
     if parts == 2:
         return combine(op, element, old.view(np.uint16), values[0].view(np.uint16)).view(old.dtype)
-    return combine(op, element, old, values[0])
+    out = combine(op, element, old, values[0], ftz)
+    if kind == "f64" and not ftz:  # added by the CTA's own unit, which makes a NaN quiet
+        out = np.where(np.isnan(out.view(np.float64)), out | np.uint64(1 << 51), out)
+    return out
 
 
 def handler(ins: Instruction, target: Any, cell_operand: Memory, value_operands: tuple[Any, ...]) -> Handler:
@@ -97,7 +100,7 @@ def handler(ins: Instruction, target: Any, cell_operand: Memory, value_operands:
             raw = cell.bytes(w, int(where[lane]), int(lane)).view(dtype)
             old = raw.copy()
             got[:, lane] = old
-            new = update(op, kind, old, [np.array([v[lane] for v in group]) for group in values])
+            new = update(op, kind, old, [np.array([v[lane] for v in group]) for group in values], cell.space != "shared")
             if (new != old).any():
                 raw[:] = new
                 changed = True
@@ -111,6 +114,29 @@ def handler(ins: Instruction, target: Any, cell_operand: Memory, value_operands:
     return run
 
 
+def handler128(ins: Instruction, target: Any, cell_operand: Memory, value_operands: tuple[Any, ...]) -> Handler:
+    """exch and cas of 128-bit registers."""
+    if not all(isinstance(v, Reg) for v in value_operands) or not isinstance(target, Reg | Discard):
+        raise UnsupportedInstruction("this 128-bit atomic is not executed", ins.line, ins.text)
+    cell = _Cell(ins, cell_operand, 16)
+    compare = "cas" in ins.mods
+
+    def run(w: Warp, m: Array | None) -> None:
+        w.current = ins.index
+        where, values = cell.addresses(w), [w.get(v) for v in value_operands]
+        got = np.zeros((32, 2), np.uint64)
+        for lane in lanes_of(m):
+            raw = cell.bytes(w, int(where[lane]), int(lane)).view(np.uint64)
+            got[lane] = raw
+            if not compare or (raw == values[0][lane]).all():
+                raw[:] = values[-1][lane]
+        w.cta.machine.progress += 1
+        if isinstance(target, Reg):
+            w.put(target, got, m)
+
+    return run
+
+
 @machine("atom", section="Parallel Synchronization and Communication Instructions: atom")
 def atom(ins: Instruction) -> Handler:
     """On lanes in order; a result may be discarded or a vector."""
@@ -118,7 +144,7 @@ def atom(ins: Instruction) -> Handler:
     assert isinstance(cell, Memory)
     values = ins.operands[2:4] if "cas" in ins.mods else ins.operands[2:3]
     if "b128" in ins.mods:
-        raise UnsupportedInstruction("128-bit atomics are not executed", ins.line, ins.text)
+        return handler128(ins, target, cell, values)
     return handler(ins, target, cell, values)
 
 

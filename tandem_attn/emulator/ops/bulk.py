@@ -14,7 +14,7 @@ from tandem_attn.emulator.machine.async_ops import AsyncOp
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.addresses import OFFSET_MASK, RANK_SHIFT
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.tiles import combine
+from tandem_attn.emulator.memory.reductions import combine
 from tandem_attn.emulator.ops import mbarrier
 from tandem_attn.emulator.ops.access import Array, global_address, items, lanes_of, one_copy, reader, shared_address, uniform
 from tandem_attn.emulator.ops.groups import add_to_group

@@ -109,7 +109,7 @@ def try_cancel(ins: Instruction) -> Handler:
                 for cta in ctas:
                     offset = target & OFFSET_MASK
                     cta.shared.check(np.array([offset]), 16, 16)
-                    cta.shared.store(np.array([offset]), response[:, None])
+                    cta.shared.store(np.array([offset]), list(response[:, None]))
                     bar_cta = cta if multicast else w.cta.peer(signal >> 24)
                     mbarrier.complete_tx(w, bar_cta, signal & OFFSET_MASK, 16)
 

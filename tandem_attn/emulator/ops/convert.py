@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tandem_attn.emulator.codegen.builder import PTX_TYPE, Builder, Val, size_of
-from tandem_attn.emulator.codegen.rounding import FORMATS, decode, direct, encode
+from tandem_attn.emulator.codegen.rounding import FORMATS, decode, direct, encode, settle, two_sum
+from tandem_attn.emulator.ops import floating
 from tandem_attn.emulator.ops.registry import pure
 from tandem_attn.emulator.ptx.nodes import Instruction
 
@@ -25,10 +26,7 @@ def cvt(b: Builder, ins: Instruction) -> None:
     elif source in PAIRS:
         raise b.unsupported()
     elif to == "tf32":
-        x = b.read(ins.operands[1], "f4")
-        mode = "rna" if ins.has("rna") else "rz" if ins.has("rz") else "rn"
-        bits = encode(b, relu(b, ins, x), FORMATS["tf32"], mode, ins.has("satfinite"))
-        b.write(ins.operands[0], b.binary("shl", bits, b.const("u4", 13)))
+        b.write(ins.operands[0], to_tf32(b, ins, b.read(ins.operands[1], "f4")))
     elif to in INTEGERS and source in INTEGERS:
         b.write(ins.operands[0], integer_to_integer(b, ins, to, source))
     elif to in INTEGERS:
@@ -41,14 +39,27 @@ def cvt(b: Builder, ins: Instruction) -> None:
         raise b.unsupported()
 
 
+def to_tf32(b: Builder, ins: Instruction, x: Val) -> Val:
+    """.rna is an addition and a mask, of which infinity and NaN show only the mask; .satfinite then takes one step from exponent 255."""
+    if not ins.has("rna"):
+        bits = encode(b, relu(b, ins, x), FORMATS["tf32"], "rz" if ins.has("rz") else "rn", ins.has("satfinite"))
+        return b.binary("shl", bits, b.const("u4", 13))
+    raw = b.bits(x, "u4")
+    finite = b.compare("lt", b.unary("abs", x), b.const("f4", float("inf")))
+    out = b.and_(b.select(finite, b.add(raw, b.const("u4", 0x1000)), raw), b.const("u4", 0xFFFFE000))
+    if not ins.has("satfinite"):
+        return out
+    over = b.compare("eq", b.and_(out, b.const("u4", 0x7F800000)), b.const("u4", 0x7F800000))
+    return b.select(over, b.sub(out, b.const("u4", 0x2000)), out)
+
+
 def read_source(b: Builder, ins: Instruction, kind: str) -> Val:
     """The source; a register wider than the type is truncated ("Operand Size Exceeding Instruction-Type Size")."""
     return b.read(ins.operands[1], PTX_TYPE[kind])
 
 
 def relu(b: Builder, ins: Instruction, v: Val) -> Val:
-    """.relu: negative numbers become 0, NaN stays (and is made canonical later)."""
-    return b.select(b.compare("lt", v, b.const(v.t, 0.0)), b.const(v.t, 0.0), v) if ins.has("relu") else v
+    return floating.relu(b, v) if ins.has("relu") else v
 
 
 def pack_pair(b: Builder, ins: Instruction, to: str, source: str) -> None:
@@ -94,7 +105,7 @@ def saturate_integer(b: Builder, v: Val, t: str) -> Val:
 
 
 def float_to_integer(b: Builder, ins: Instruction, to: str, source: str) -> Val:
-    """Out of range saturates; NaN gives 0 (64-bit and f64 sources: the manual leaves the most negative number for s64)."""
+    """Out of range saturates; NaN gives 0, but the top bit alone in 64-bit integers and from f64 (seen on an H200)."""
     v = as_float(b, ins, source)
     if ins.has("ftz") and source == "f32":
         v = b.flush(v)
@@ -105,11 +116,12 @@ def float_to_integer(b: Builder, ins: Instruction, to: str, source: str) -> Val:
     low, high = (-(2.0 ** (width - 1)), 2.0 ** (width - 1)) if t[0] == "i" else (0.0, 2.0**width)
     top = (1 << width - 1) - 1 if t[0] == "i" else (1 << width) - 1
     bottom = -(1 << width - 1) if t[0] == "i" else 0
-    inside = b.and_(b.compare("gt", wide, b.const("f8", low - 1.0 if low else -1.0)), b.compare("lt", wide, b.const("f8", high)))
+    inside = b.and_(b.compare("ge", wide, b.const("f8", low)), b.compare("lt", wide, b.const("f8", high)))
     safe = b.select(inside, wide, b.const("f8", 0.0))
     out = b.cast(safe, t) if width == 64 else b.cast(b.cast(safe, "i8"), t)
     out = b.select(b.compare("ge", wide, b.const("f8", high)), b.const(t, top), out)
-    return b.select(b.compare("lt", wide, b.const("f8", low)), b.const(t, bottom), out)
+    out = b.select(b.compare("lt", wide, b.const("f8", low)), b.const(t, bottom), out)
+    return b.select(b.is_nan(wide), b.const(t, 1 << width - 1), out) if width == 64 or source == "f64" else out
 
 
 def as_float(b: Builder, ins: Instruction, source: str) -> Val:
@@ -127,16 +139,15 @@ def integer_to_float(b: Builder, ins: Instruction, to: str, source: str) -> Val:
     if mode == "rn" and to in ("f32", "f64"):
         return saturate_float(b, ins, b.cast(v, PTX_TYPE[to]))
     if to == "f64":
-        if size_of(v.t) == 8:
-            raise b.unsupported("conversions of 64-bit integers to f64 are executed with .rn only")
-        return b.cast(v, "f8")
+        if size_of(v.t) < 8:
+            return b.cast(v, "f8")
+        high = b.mul(b.cast(b.binary("shr", v, b.const(v.t, 32)), "f8"), b.const("f8", 2.0**32))
+        low = b.cast(b.and_(b.bits(v, "u8"), b.const("u8", 0xFFFFFFFF)), "f8")
+        return direct(b, *two_sum(b, high, low), mode)
     wide = exact_enough(b, v)
-    near = b.cast(wide, "f4")
     if to == "f32":
-        return direct(b, near, b.sub(wide, b.cast(near, "f8")), mode)
-    if mode in ("rm", "rp"):
-        raise b.unsupported("cvt to 16-bit floats with .rm or .rp is not executed")
-    return b.cast(encode(b, odd_float(b, wide), FORMATS[to], mode), "u2")
+        return settle(b, wide, mode)
+    return b.cast(encode(b, saturate_float(b, ins, odd_float(b, wide)), FORMATS[to], mode), "u2")
 
 
 def exact_enough(b: Builder, v: Val) -> Val:
@@ -163,20 +174,31 @@ def float_to_float(b: Builder, ins: Instruction, to: str, source: str) -> Val:
         v = b.unary({"rni": "rint", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}[integral], v)
     mode = next((m for m in ins.mods if m in ("rn", "rz", "rm", "rp")), "rn")
     if to in ("f16", "bf16"):
+        wide = v
         if v.t == "f8":
             v = odd_float(b, v)
-        if mode in ("rm", "rp"):
-            raise b.unsupported("cvt to 16-bit floats with .rm or .rp is not executed")
         if ins.has("sat"):
             v = saturate_float(b, ins, v)
-        return b.cast(encode(b, relu(b, ins, v), FORMATS[to], mode, ins.has("satfinite")), "u2")
+        out = encode(b, relu(b, ins, v), FORMATS[to], mode, ins.has("satfinite"))
+        return b.cast(out if wide.t == "f4" else b.select(b.is_nan(wide), narrow_nan(b, wide, to), out), "u2")
     if to == "f32" and v.t == "f8":
-        near = b.cast(v, "f4")
-        v = near if mode == "rn" else direct(b, near, b.sub(v, b.cast(near, "f8")), mode)
+        wide, v = v, settle(b, v, mode)
         if ins.has("ftz"):
             v = b.flush(v)
+        v = b.select(b.is_nan(wide), b.trusted(b.cast(wide, "f4")), b.trusted(v))  # the sign and upper bits of a NaN stay
+    elif (source, to) == ("f16", "f32") or ins.has("ftz"):
+        v = b.quiet(b.arithmetic(v))
     out = saturate_float(b, ins, relu(b, ins, v))
     return b.cast(out, PTX_TYPE[to])
+
+
+def narrow_nan(b: Builder, v: Val, to: str) -> Val:
+    """f64 to a 16-bit format: the sign and the upper bits of a NaN stay, and it is made quiet."""
+    top = b.cast(b.binary("shr", b.bits(v, "u8"), b.const("u8", 32)), "u4")
+    sign = b.binary("shr", b.and_(top, b.const("u4", 1 << 31)), b.const("u4", 16))
+    mantissa = FORMATS[to].mantissa
+    payload = b.binary("shr", b.and_(top, b.const("u4", 0xFFFFF)), b.const("u4", 20 - mantissa))
+    return b.or_(b.or_(sign, payload), b.const("u4", FORMATS[to].infinity | 1 << (mantissa - 1)))
 
 
 def odd_float(b: Builder, v: Val) -> Val:
@@ -190,9 +212,7 @@ def odd_float(b: Builder, v: Val) -> Val:
 
 
 def saturate_float(b: Builder, ins: Instruction, v: Val) -> Val:
-    if not ins.has("sat"):
-        return v
-    return b.binary("min", b.binary("max", v, b.const(v.t, 0.0)), b.const(v.t, 1.0))
+    return floating.saturate(b, v) if ins.has("sat") else v
 
 
 @pure("cvt.rn.f16x2.e4m3x2", "cvt.rn.relu.f16x2.e4m3x2", "cvt.rn.f16x2.e5m2x2", "cvt.rn.relu.f16x2.e5m2x2", section="cvt: fp8 to f16")

@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tandem_attn.emulator.codegen.builder import PTX_TYPE, Builder, Val
-from tandem_attn.emulator.codegen.rounding import FORMATS, add_rounded, decode, direct, encode, fma_rounded, mul_rounded, odd_sum
-from tandem_attn.emulator.ops import integer
+from tandem_attn.emulator.codegen.rounding import (
+    FORMATS,
+    add_rounded,
+    decode,
+    direct,
+    div_rounded,
+    encode,
+    flush_half,
+    fma_rounded,
+    mul_rounded,
+    odd_sum,
+    sqrt_rounded,
+)
+from tandem_attn.emulator.ops import approximate, integer
 from tandem_attn.emulator.ops.registry import pure
 from tandem_attn.emulator.ptx.nodes import Instruction, Operand
 
 SCALAR = ("f32", "f64", "f16", "bf16")
+HALVES = ("f16", "f16x2")
 PACKED = {"f32x2": "f32", "f16x2": "f16", "bf16x2": "bf16"}
 
 
@@ -33,14 +46,22 @@ def narrow(b: Builder, v: Val, kind: str, mode: str = "rn") -> Val:
 
 def finish(b: Builder, ins: Instruction, v: Val) -> Val:
     """.ftz, .sat and .relu on a result in f4 or f8."""
-    if ins.has("ftz"):
+    if ins.has("ftz") and ins.mods[-1] not in HALVES:
         v = b.flush(v)
     if ins.has("sat"):
-        v = b.binary("min", b.binary("max", v, b.const(v.t, 0.0)), b.const(v.t, 1.0))  # fmax turns NaN into 0, as .sat does
-    if ins.has("relu"):
-        nan = b.is_nan(v)
-        v = b.select(nan, v, b.binary("max", v, b.const(v.t, 0.0)))
-    return v
+        v = saturate(b, v)
+    return relu(b, v) if ins.has("relu") else v
+
+
+def saturate(b: Builder, v: Val) -> Val:
+    """.sat: to 0 .. 1; NaN and -0 become +0."""
+    positive = b.compare("gt", v, b.const(v.t, 0.0))
+    return b.select(positive, b.binary("min", v, b.const(v.t, 1.0)), b.const(v.t, 0.0))
+
+
+def relu(b: Builder, v: Val) -> Val:
+    """.relu: what is not above zero becomes +0, NaN stays."""
+    return b.select(b.compare("le", v, b.const(v.t, 0.0)), b.const(v.t, 0.0), v)
 
 
 def elementwise(b: Builder, ins: Instruction, operands: tuple[Operand, ...], compute: Callable[..., Val]) -> None:
@@ -55,7 +76,8 @@ def elementwise(b: Builder, ins: Instruction, operands: tuple[Operand, ...], com
         for half in range(2):
             results.append(one(b, ins, [b.bits(p[half], t) for p in parts], element, compute))
         raw = f"u{t[1:]}"
-        b.write(ins.operands[0], b.join(*(b.bits(r, raw) for r in results)))
+        # The bits of a NaN in f32x2 are not known (sm_100 only): they are left as they come.
+        b.write(ins.operands[0], b.join(*(b.bits(b.trusted(r), raw) for r in results)))
         return
     if kind not in SCALAR:
         raise b.unsupported(f"type .{kind}")
@@ -64,10 +86,12 @@ def elementwise(b: Builder, ins: Instruction, operands: tuple[Operand, ...], com
 
 def one(b: Builder, ins: Instruction, values: list[Val], kind: str, compute: Callable[..., Val]) -> Val:
     values = [widen(b, v, kind) for v in values]
-    if ins.has("ftz"):
-        values = [b.flush(v) for v in values]
-    out = compute(*values)
-    return narrow(b, finish(b, ins, b.canonical(out) if kind == "f32" else out), kind)
+    mode = "rz" if ins.has("approx") else "rn"  # the multifunction unit cuts its 16-bit results
+    if not ins.has("ftz"):
+        return narrow(b, finish(b, ins, compute(*values)), kind, mode)
+    if kind != "f16":
+        return narrow(b, finish(b, ins, compute(*(b.flush(v) for v in values))), kind, mode)
+    return narrow(b, finish(b, ins, flush_half(b, compute(*(flush_half(b, v) for v in values)), result=True)), kind)
 
 
 def is_float(ins: Instruction) -> bool:
@@ -85,10 +109,16 @@ def add(b: Builder, ins: Instruction) -> None:
         return
 
     def compute(x: Val, y: Val) -> Val:
-        return add_rounded(b, x, b.unary("neg", y) if ins.name == "sub" and mode != "rn" else y, mode) if not plain else b.sub(x, y)
+        minus = ins.name == "sub"
+        out = b.sub(x, y) if minus and mode == "rn" else add_rounded(b, x, b.unary("neg", y) if minus else y, mode)
+        return second_nan(b, y, out)
 
-    plain = ins.name == "sub" and mode == "rn"
     elementwise(b, ins, ins.operands[1:3], compute)
+
+
+def second_nan(b: Builder, y: Val, out: Val) -> Val:
+    """f64: where the second operand is a NaN it is the result, made quiet; its sign is not changed by a subtraction."""
+    return b.select(b.is_nan(y), b.add(y, y), out) if y.t == "f8" else out
 
 
 def mixed(b: Builder, ins: Instruction, mode: str) -> None:
@@ -109,7 +139,7 @@ def mul(b: Builder, ins: Instruction) -> None:
     if not is_float(ins):
         integer.multiply(b, ins)
         return
-    elementwise(b, ins, ins.operands[1:3], lambda x, y: mul_rounded(b, x, y, mode_of(ins)))
+    elementwise(b, ins, ins.operands[1:3], lambda x, y: second_nan(b, y, mul_rounded(b, x, y, mode_of(ins))))
 
 
 @pure("fma", "mad.f32", "mad.rn", "mad.rz", "mad.rm", "mad.rp", "mad.ftz", section="Floating-Point Instructions: fma, mad")
@@ -122,7 +152,7 @@ def fma(b: Builder, ins: Instruction) -> None:
     def compute(x: Val, y: Val, z: Val) -> Val:
         if kind in ("f16", "bf16"):  # exact product and sum to odd in double, then one rounding to the narrow format through f4
             return narrow_sum(b, x, y, z)
-        return fma_rounded(b, x, y, z, mode_of(ins))
+        return second_nan(b, y, fma_rounded(b, x, y, z, mode_of(ins)))
 
     elementwise(b, ins, ins.operands[1:4], compute)
 
@@ -140,52 +170,45 @@ def narrow_sum(b: Builder, x: Val, y: Val, z: Val) -> Val:
 
 @pure("div", section="Floating-Point / Integer Arithmetic Instructions: div")
 def div(b: Builder, ins: Instruction) -> None:
-    """.rn is IEEE; .approx and .full (2 ulp) are given the IEEE quotient too."""
     if not is_float(ins):
         integer.divide(b, ins, "div")
         return
-    elementwise(b, ins, ins.operands[1:3], lambda x, y: quotient(b, x, y, mode_of(ins)))
+
+    def compute(x: Val, y: Val) -> Val:
+        if ins.mods[1] in ("approx", "full"):
+            return approximate.quotient(b, x, y, ins.mods[1] == "full", ins.has("ftz"))
+        return div_rounded(b, x, y, mode_of(ins))
+
+    elementwise(b, ins, ins.operands[1:3], compute)
 
 
-def quotient(b: Builder, x: Val, y: Val, mode: str) -> Val:
-    """x / y; for the directed modes the sign of the remainder decides (Markstein)."""
-    near = b.binary("div", x, y)
-    if mode == "rn":
-        return near
-    rest = b.unary("neg", b.fma(near, y, b.unary("neg", x)))
-    return direct(b, near, b.select(b.compare("lt", y, b.const(y.t, 0.0)), b.unary("neg", rest), rest), mode)
-
-
-@pure("rcp", section="Floating-Point Instructions: rcp")
-def rcp(b: Builder, ins: Instruction) -> None:
-    """.approx is given the IEEE result too."""
-    elementwise(b, ins, ins.operands[1:2], lambda x: quotient(b, b.const(x.t, 1.0), x, mode_of(ins)))
-
-
-@pure("sqrt", section="Floating-Point Instructions: sqrt")
-def sqrt(b: Builder, ins: Instruction) -> None:
+@pure("rcp", "sqrt", "rsqrt", section="Floating-Point Instructions: rcp, sqrt, rsqrt")
+def root(b: Builder, ins: Instruction) -> None:
     def compute(x: Val) -> Val:
-        root = b.unary("sqrt", x)
-        mode = mode_of(ins)
-        return root if mode == "rn" else direct(b, root, b.unary("neg", b.fma(root, root, b.unary("neg", x))), mode)
-
-    elementwise(b, ins, ins.operands[1:2], compute)
-
-
-@pure("rsqrt", section="Floating-Point Instructions: rsqrt")
-def rsqrt(b: Builder, ins: Instruction) -> None:
-    def compute(x: Val) -> Val:
-        wide = b.cast(x, "f8") if x.t == "f4" else x
-        return b.cast(b.binary("div", b.const("f8", 1.0), b.unary("sqrt", wide)), x.t)
+        if not ins.has("approx"):
+            return div_rounded(b, b.const(x.t, 1.0), x, mode_of(ins)) if ins.name == "rcp" else sqrt_rounded(b, x, mode_of(ins))
+        if x.t == "f8":
+            if ins.name == "rsqrt" and not ins.has("ftz"):
+                return b.binary("div", b.const("f8", 1.0), b.unary("sqrt", x))
+            return approximate.half_of_double(b, ins.name, x)
+        form = {"rcp": approximate.reciprocal, "sqrt": approximate.square_root, "rsqrt": approximate.reciprocal_root}[ins.name]
+        return form(b, x, ins.has("ftz"))
 
     elementwise(b, ins, ins.operands[1:2], compute)
 
 
 @pure("ex2", "lg2", "sin", "cos", "tanh", section="Floating-Point Instructions: ex2, lg2, sin, cos, tanh; Half Precision: ex2, tanh")
 def transcendental(b: Builder, ins: Instruction) -> None:
-    """.approx: evaluated in double and rounded; the hardware's tables differ within the manual's error bound."""
-    op = {"ex2": "exp2", "lg2": "log2"}.get(ins.name, ins.name)
-    elementwise(b, ins, ins.operands[1:2], lambda x: b.unary(op, x))
+    def compute(x: Val) -> Val:
+        if ins.name in ("sin", "cos"):
+            return approximate.circular(b, ins.name, x)
+        if ins.name == "tanh":
+            return b.unary("tanh", x)
+        if ins.mods[-1] != "f32":
+            return approximate.narrow_exponential(b, x, ins.mods[-1])
+        return (approximate.exponential if ins.name == "ex2" else approximate.logarithm)(b, x, ins.has("ftz"))
+
+    elementwise(b, ins, ins.operands[1:2], compute)
 
 
 @pure("neg", "abs", section="Floating-Point / Integer Arithmetic Instructions: neg, abs")
@@ -196,16 +219,12 @@ def sign(b: Builder, ins: Instruction) -> None:
         negated = b.sub(b.const(t, 0), x)
         b.write(ins.operands[0], negated if ins.name == "neg" else b.select(b.compare("lt", x, b.const(t, 0)), negated, x))
         return
-    kind = ins.mods[-1]
-    t = PTX_TYPE[kind]
-    unsigned = f"u{t[1:]}"
-    bit = {"f32": 1 << 31, "f64": 1 << 63, "f16": 1 << 15, "bf16": 1 << 15, "f16x2": 0x80008000, "bf16x2": 0x80008000}.get(kind)
-    if bit is None:
-        bit = 0x8000000080000000
-    x = b.read(ins.operands[1], t)
-    raw = b.bits(b.flush(x) if ins.has("ftz") and kind == "f32" else x, unsigned)
-    mask = b.const(unsigned, bit)
-    b.write(ins.operands[0], b.bits(b.binary("xor", raw, mask) if ins.name == "neg" else b.and_(raw, b.not_(mask)), t))
+
+    def compute(x: Val) -> Val:
+        changed = b.unary(ins.name, x)
+        return b.select(b.is_nan(x), b.add(x, x), changed) if x.t == "f8" else changed  # a NaN keeps its sign and is made quiet
+
+    elementwise(b, ins, ins.operands[1:2], compute)
 
 
 @pure("copysign", section="Floating-Point Instructions: copysign")
@@ -229,7 +248,7 @@ def extremum(b: Builder, ins: Instruction) -> None:
         xorsign = None
         if ins.has("xorsign"):
             bit = b.const(unsigned, 1 << 8 * int(x.t[1:]) - 1)
-            xorsign = b.and_(b.binary("xor", b.bits(x, unsigned), b.bits(y, unsigned)), bit)
+            xorsign = b.and_(b.binary("xor", b.bits(b.trusted(x), unsigned), b.bits(b.trusted(y), unsigned)), bit)
         if ins.has("abs"):
             x, y = b.unary("abs", x), b.unary("abs", y)
         out = b.extremum(ins.name, x, y)
@@ -237,7 +256,8 @@ def extremum(b: Builder, ins: Instruction) -> None:
             quiet = 0x7FFFFFFF if x.t == "f4" else 0x7FFFFFFFFFFFFFFF
             out = b.select(b.or_(b.is_nan(x), b.is_nan(y)), b.raw(x.t, quiet), out)
         if xorsign is not None:
-            out = b.bits(b.or_(b.bits(b.unary("abs", out), unsigned), xorsign), x.t)
+            signed = b.bits(b.or_(b.bits(b.unary("abs", out), unsigned), xorsign), x.t)
+            out = b.select(b.is_nan(out), out, signed)
         return out
 
     def compute(*values: Val) -> Val:
@@ -261,7 +281,7 @@ def testp(b: Builder, ins: Instruction) -> None:
         "infinite": lambda: infinite,
         "number": lambda: b.not_(nan),
         "notanumber": lambda: nan,
-        "normal": lambda: b.and_(b.compare("ge", size, tiny), b.not_(infinite)),
+        "normal": lambda: b.not_(b.or_(subnormal, b.or_(infinite, nan))),  # zero counts as normal
         "subnormal": lambda: subnormal,
     }[ins.mods[1]]()
     b.write(ins.operands[0], outcome)

@@ -47,7 +47,7 @@ def release(w: Warp, done: Callable[[InFlight], bool]) -> None:
 
 
 class Watch:
-    """Reports registers that are touched while in flight."""
+    """Reports registers that are touched while in flight, or read before any write (a write under a guard counts as one)."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -58,6 +58,11 @@ class Watch:
         uses = self.known.get(segment.index)
         if uses is None:
             uses = self.known[segment.index] = self.scan(segment)
+        for key in uses.names.keys() & warp.unwritten:
+            first = uses.reads.get(key)
+            if first is not None and first <= uses.writes.get(key, first) and not self.code[first].opcode.startswith("wgmma"):
+                self.machine.report(Fault("uninitialised-register", f"{uses.names[key]} is read, but nothing has written it"), warp, first)
+            warp.unwritten.discard(key)
         for key in uses.names.keys() & warp.in_flight.keys():
             item = warp.in_flight[key]
             index = uses.writes.get(key)

@@ -27,7 +27,10 @@ def arithmetic(b: Builder, ins: Instruction, op: str) -> None:
     if kind in ("u16x2", "s16x2"):
         t = "i2" if kind[0] == "s" else "u2"
         first, second = (halves(b, b.read(o, "u4"), t) for o in ins.operands[1:3])
-        low, high = (b.bits(b.binary(op, p, q), "u2") for p, q in zip(first, second, strict=True))
+        results = [b.binary(op, p, q) for p, q in zip(first, second, strict=True)]
+        if ins.has("relu"):
+            results = [b.binary("max", r, b.const(t, 0)) for r in results]
+        low, high = (b.bits(r, "u2") for r in results)
         b.write(ins.operands[0], b.join(low, high))
         return
     t = type_of(b, ins)
@@ -116,7 +119,11 @@ def multiply24(b: Builder, ins: Instruction) -> None:
 
     full = b.mul(low24(b.read(ins.operands[1], t)), low24(b.read(ins.operands[2], t)))
     out = b.cast(b.binary("shr", full, b.const(wide, 16)) if ins.has("hi") else full, t)
-    b.write(ins.operands[0], b.add(out, b.read(ins.operands[3], t)) if ins.name == "mad24" else out)
+    if ins.name == "mad24":
+        c = b.read(ins.operands[3], t)
+        exact = b.add(b.cast(out, "i8"), b.cast(c, "i8"))
+        out = b.cast(b.clamp(exact, -(1 << 31), (1 << 31) - 1), t) if ins.has("sat") else b.add(out, c)
+    b.write(ins.operands[0], out)
 
 
 @pure("sad", section="Integer Arithmetic Instructions: sad")
@@ -217,12 +224,18 @@ def funnel_shift(b: Builder, ins: Instruction) -> None:
     b.write(ins.operands[0], out)
 
 
+def field_size(b: Builder, operand: Operand, width: int) -> Val:
+    """A field's position or length: 8 bits of the operand (manual); the 64-bit forms, made of shifts, take all 32 (seen on an H200)."""
+    v = b.read(operand, "u4")
+    return b.and_(v, b.const("u4", 255)) if width == 32 else v
+
+
 @pure("bfe", section="Integer Arithmetic Instructions: bfe")
 def extract(b: Builder, ins: Instruction) -> None:
     t = type_of(b, ins)
     width = 8 * size_of(t)
     x = b.read(ins.operands[1], t)
-    position, length = (b.and_(b.read(o, "u4"), b.const("u4", 255)) for o in ins.operands[2:4])
+    position, length = (field_size(b, o, width) for o in ins.operands[2:4])
     full = b.const("u4", width)
     position = b.binary("min", position, full)
     length = b.binary("min", length, full)
@@ -244,7 +257,7 @@ def insert(b: Builder, ins: Instruction) -> None:
     t = type_of(b, ins)
     width = 8 * size_of(t)
     x, into = b.read(ins.operands[1], t), b.read(ins.operands[2], t)
-    position, length = (b.and_(b.read(o, "u4"), b.const("u4", 255)) for o in ins.operands[3:5])
+    position, length = (field_size(b, o, width) for o in ins.operands[3:5])
     full, top = b.const("u4", width), b.const("u4", width - 1)
     length = b.binary("min", length, full)
     ones = b.const(t, -1)

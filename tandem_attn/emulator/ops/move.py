@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tandem_attn.emulator.codegen.builder import PTX_TYPE, Builder, Val
-from tandem_attn.emulator.codegen.rounding import FORMATS, decode
-from tandem_attn.emulator.memory.addresses import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_MASK
+from tandem_attn.emulator.codegen.rounding import FORMATS, decode, flush_half
+from tandem_attn.emulator.memory.addresses import LOCAL_WINDOW, PARAM_WINDOW, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
 from tandem_attn.emulator.ops.integer import type_of
 from tandem_attn.emulator.ops.registry import pure
 from tandem_attn.emulator.ptx.nodes import TYPE_BYTES, Instruction, Memory, Operand, Pair, Vector
@@ -93,7 +93,7 @@ def compared(b: Builder, ins: Instruction, kind: str, at: int) -> tuple[Val, Val
     if kind in ("f16", "bf16"):
         x, y = (decode(b, b.cast(b.bits(v, "u2"), "u4"), FORMATS[kind]) for v in (x, y))
     if ins.has("ftz"):
-        x, y = b.flush(x), b.flush(y)
+        x, y = (flush_half(b, v) if kind == "f16" else b.flush(v) for v in (x, y))
     return x, y
 
 
@@ -230,4 +230,7 @@ def isspacep(b: Builder, ins: Instruction) -> None:
         "global": lambda: b.not_(shared),
         "const": lambda: b.const("b", 0),
     }[space]()
+    if ins.mods[1] == "shared::cta":  # not that of another CTA of the cluster
+        rank = b.and_(b.binary("shr", v, b.const("u8", RANK_SHIFT)), b.const("u8", 255))
+        outcome = b.and_(outcome, b.compare("eq", rank, b.cast(b.read_symbol("%cluster_ctarank", "u4"), "u8")))
     b.write(ins.operands[0], outcome)

@@ -65,6 +65,8 @@ def replace(ins: Instruction) -> Handler:
                 in_shared, address = True, address & WINDOW_MASK
             raw = _bytes(w, address, in_shared)
             new = int(values[lane]) + (field == "rank")
+            if field == "global_stride":
+                new &= ~15  # a stride is kept in units of 16 bytes
             at = start + step * (ordinal(w, m) if ordinal is not None else 0)
             raw[:4] = np.frombuffer(layout.MAGIC, np.uint8)
             if not raw[layout.STEPS : layout.STEPS + 20].any():

@@ -14,7 +14,8 @@ from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.addresses import OFFSET_MASK, PARAM_WINDOW, RANK_SHIFT
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.tiles import Box, combine, swizzle_of, swizzled
+from tandem_attn.emulator.memory.reductions import combine
+from tandem_attn.emulator.memory.tiles import Box, placed_bytes, swizzle_of, swizzled
 from tandem_attn.emulator.ops import mbarrier
 from tandem_attn.emulator.ops.access import Array, items, lanes_of, one_copy, reader, shared_address
 from tandem_attn.emulator.ops.groups import add_to_group
@@ -69,6 +70,18 @@ def check_destination(tensor: tensormap.TensorMap, offset: int) -> None:
         raise Fault("misaligned", f"shared offset {offset:#x} of a tensor copy is not a multiple of 128")
 
 
+def check_coordinates(tensor: tensormap.TensorMap, at: list[int], writes: bool) -> None:
+    """What an H200 answers with an illegal instruction.
+
+    The innermost coordinate must be a multiple of 16 bytes, and of a write no coordinate may be negative (CUDA programming guide, on
+    multi-dimensional copies by TMA).
+    """
+    if at[0] * tensor.size % 16:
+        raise Fault("misaligned", f"the innermost coordinate {at[0]} of a tensor copy is no multiple of 16 bytes ({tensor.element})")
+    if writes and min(at) < 0:
+        raise Fault("out-of-bounds", f"coordinate {min(at)} of a tensor copy to global memory is negative")
+
+
 def load(ins: Instruction) -> Handler:
     """global -> shared: the bytes arrive, then complete-tx on the mbarrier of each destination CTA."""
     target, source, signal = ins.operands[:3]
@@ -92,6 +105,7 @@ def load(ins: Instruction) -> Handler:
             at = [int(c[lane]) for c in where]
             tensor = read_tensormap(w, address)
             check_destination(tensor, target_at & OFFSET_MASK)
+            check_coordinates(tensor, at, writes=False)
             chosen = int(masks[lane]) if masks is not None else 0
             ranks = [r for r in range(16) if chosen >> r & 1] if masks is not None else [target_at >> RANK_SHIFT]
 
@@ -104,7 +118,7 @@ def load(ins: Instruction) -> Handler:
                 raw = np.concatenate([box.load() for box in boxes]) if len(boxes) > 1 else boxes[0].load()
                 for rank in ranks:
                     cta = w.cta.peer(rank)
-                    write_shared(w, cta, where[0] & OFFSET_MASK, raw, tensor)
+                    write_shared(w, cta, where[0] & OFFSET_MASK, raw, boxes[0].row, tensor)
                     signalled = where[1] >> RANK_SHIFT if not multicast else rank & ~1 | where[1] >> RANK_SHIFT & 1 if pair else rank
                     mbarrier.complete_tx(w, w.cta.peer(signalled), where[1] & OFFSET_MASK, raw.size)
                 w.cta.machine.statistics.tma_bytes += raw.size * len(ranks)
@@ -120,33 +134,35 @@ def observe_global(w: Warp, box: Box, kind: AccessKind) -> None:
         w.cta.machine.access(w, w.current, Space.GLOBAL, -1, kind, Proxy.ASYNC, starts, size)
 
 
-def write_shared(w: Warp, cta: CTA, offset: int, raw: Array, tensor: tensormap.TensorMap) -> None:
+def write_shared(w: Warp, cta: CTA, offset: int, raw: Array, row: int, tensor: tensormap.TensorMap) -> None:
     span, atom = swizzle_of(tensor)
-    cta.shared.check(np.array([offset, offset + raw.size - 1]), 1, 1)
+    size = placed_bytes(raw.size, row, span)
+    cta.shared.check(np.array([offset, offset + size - 1]), 1, 1)
     if cta.machine.observed:
-        cta.machine.access(w, w.current, Space.SHARED, cta.linear, AccessKind.WRITE, Proxy.ASYNC, [offset], raw.size)
+        cta.machine.access(w, w.current, Space.SHARED, cta.linear, AccessKind.WRITE, Proxy.ASYNC, [offset], size)
     if not span or raw.size % 16:
         cta.shared.data[offset : offset + raw.size] = raw
     else:
-        cta.shared.data.view(np.complex128)[swizzled(offset, raw.size, span, atom)] = raw.view(np.complex128)
-    cta.shared.written[offset : offset + raw.size] = True
+        cta.shared.data.view(np.complex128)[swizzled(offset, raw.size, row, span, atom)] = raw.view(np.complex128)
+    cta.shared.written[offset : offset + size] = True
     cta.shared.version += 1
 
 
-def read_shared(w: Warp, cta: CTA, offset: int, size: int, tensor: tensormap.TensorMap) -> Array:
+def read_shared(w: Warp, cta: CTA, offset: int, size: int, row: int, tensor: tensormap.TensorMap) -> Array:
     span, atom = swizzle_of(tensor)
-    cta.shared.check(np.array([offset, offset + size - 1]), 1, 1)
+    placed = placed_bytes(size, row, span)
+    cta.shared.check(np.array([offset, offset + placed - 1]), 1, 1)
     machine_ = cta.machine
     if machine_.observed:
-        machine_.access(w, w.current, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, [offset], size)
-    if machine_.check_uninitialised and not cta.shared.written[offset : offset + size].all():
+        machine_.access(w, w.current, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, [offset], placed)
+    if placed == size and machine_.check_uninitialised and not cta.shared.written[offset : offset + size].all():
         bad = offset + int((~cta.shared.written[offset : offset + size]).argmax())
         op = machine_.acting
         fault = Fault("uninitialised", f"a tensor copy reads shared offset {bad:#x}, which was never written")
         machine_.report(fault, w, op.index if op is not None else w.current)
     if not span or size % 16:
         return cta.shared.data[offset : offset + size].copy()
-    return cta.shared.data.view(np.complex128)[swizzled(offset, size, span, atom)].view(np.uint8)
+    return cta.shared.data.view(np.complex128)[swizzled(offset, size, row, span, atom)].view(np.uint8)
 
 
 def store(ins: Instruction) -> Handler:
@@ -171,12 +187,13 @@ def store(ins: Instruction) -> Handler:
             at = [int(c[lane]) for c in where]
             tensor = read_tensormap(w, address)
             check_destination(tensor, source_at & OFFSET_MASK)
+            check_coordinates(tensor, at, writes=True)
             held: list[tuple[Box, Array]] = []
 
             def read(tensor: Any = tensor, at: list[int] = at, source_at: int = source_at, held: list[tuple[Box, Array]] = held) -> None:
                 offset = source_at & OFFSET_MASK
                 boxes = tile.boxes(w, tensor, at)
-                raw = read_shared(w, w.cta.peer(source_at >> RANK_SHIFT), offset, sum(box.size for box in boxes), tensor)
+                raw = read_shared(w, w.cta.peer(source_at >> RANK_SHIFT), offset, sum(box.size for box in boxes), boxes[0].row, tensor)
                 start = 0
                 for box in boxes:
                     held.append((box, raw[start : start + box.size]))

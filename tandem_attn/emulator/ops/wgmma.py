@@ -19,6 +19,7 @@ from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, Layout, gather, layout, to_float, wgmma_descriptor
+from tandem_attn.emulator.ops import tensor_core
 from tandem_attn.emulator.ops.access import Array, compact, reader, uniform
 from tandem_attn.emulator.ops.groups import add_to_group, commit, wait
 from tandem_attn.emulator.ops.in_flight import InFlight, release
@@ -27,6 +28,7 @@ from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Reg, Vector
 
 SECTION = "Asynchronous Warpgroup Level Matrix Instructions: "
 _K_BYTES = 32
+DTYPE = {"f32": np.float32, "f16": np.float16, "s32": np.int32}
 KEPT_TILES = 512  # converted operands that a CTA keeps
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
@@ -63,7 +65,7 @@ class Work:
 
 def parse(ins: Instruction) -> Form:
     shape = next((_SHAPE.fullmatch(m) for m in ins.mods if m.startswith("m64")), None)
-    kinds = [m for m in ins.mods if m in ("f32", "f16", "bf16", "tf32", "e4m3", "e5m2", "s32", "s8", "u8")]
+    kinds = [m for m in ins.mods if m in ("f32", "f16", "bf16", "tf32", "e4m3", "e5m2", "s32", "s8", "u8", "b1")]
     if shape is None or len(kinds) != 3 or "sp" in ins.mods:
         raise UnsupportedInstruction("this form of wgmma is not executed", ins.line, ins.text)
     d, a = ins.operands[0], ins.operands[1]
@@ -186,11 +188,11 @@ def continues(first: Work, second: Work) -> bool:
         b.mn_a,
         b.mn_b,
     )
-    return same and second.accumulate and a.d_kind == "f32" and (a.negate_a, a.negate_b) == (b.negate_a, b.negate_b)
+    return same and second.accumulate and (a.negate_a, a.negate_b) == (b.negate_a, b.negate_b)
 
 
 def launch(chain: list[list[Work]]) -> None:
-    """Start instructions that all four warps have committed: one product for the warpgroup, and for steps along K on one accumulator."""
+    """Start instructions that all four warps have committed: at once for the warpgroup, and for steps along K on one accumulator."""
     ops = [p.op for parts in chain for p in parts if p.op is not None]
     last = ops[-1]
     last.partners = tuple(ops[:-1])
@@ -198,19 +200,19 @@ def launch(chain: list[list[Work]]) -> None:
     last.warp.cta.machine.engine.submit(last)
 
 
-def tile(w: Warp, chain: list[list[Work]], steps: tuple[Descriptor, ...], rows: int, kind: str, mn: bool) -> Array:
-    """An operand in shared memory as f4, kept until shared memory changes; the judge is told of every read."""
+def tile(w: Warp, chain: list[list[Work]], steps: tuple[Descriptor, ...], rows: int, kind: str, mn: bool) -> tensor_core.Operand:
+    """An operand in shared memory prepared, kept until shared memory changes; the judge is told of every read."""
     cta = w.cta
     engine = cta.machine
     key = (steps, rows, kind, mn)
     kept = cta.tiles.get(key)
     if kept is not None and kept[0] == cta.shared.version and not engine.observed:
-        known: Array = kept[1]
+        known: tensor_core.Operand = kept[1]
         return known
     element = ELEMENT_BYTES[kind]
     where = layout(steps, rows, _K_BYTES, element, mn)
     check_read(w, cta, where, "wgmma")
-    value = to_float(gather(cta.shared.data, where, rows, element, mn), kind)
+    value = tensor_core.operand(to_float(gather(cta.shared.data, where, rows, element, mn), kind), kind)
     if len(cta.tiles) > KEPT_TILES:
         cta.tiles.clear()
     cta.tiles[key] = (cta.shared.version, value)
@@ -236,48 +238,53 @@ def check_read(w: Warp, cta: CTA, where: Layout, what: str) -> None:
         cta.machine.report(fault, w, op.index if op is not None else w.current)
 
 
-def registers_a(parts: list[Work], form: Form) -> Array:
+def registers_a(parts: list[Work], form: Form) -> tensor_core.Operand:
     """A from registers: each warp holds 16 rows of 32 bytes in four registers (rows 0-7 and 8-15, bytes 0-15 and 16-31)."""
     raw = np.empty((4, 2, 8, 2, 16), np.uint8)
     for i, part in enumerate(parts):
         regs = part.warp.Ru[list(form.a)].view(np.uint8).reshape(2, 2, 8, 16)  # (k half, row half, row, byte)
         raw[i] = regs.transpose(1, 2, 0, 3)
-    return to_float(raw.reshape(64, 32).view(f"u{ELEMENT_BYTES[form.a_kind]}"), form.a_kind)
+    return tensor_core.operand(to_float(raw.reshape(64, 32).view(f"u{ELEMENT_BYTES[form.a_kind]}"), form.a_kind), form.a_kind)
 
 
 def execute(chain: list[list[Work]]) -> None:
-    """D = A B (+ D) for a warpgroup, summed over consecutive steps along K."""
+    """D = A B (+ D) for a warpgroup, one step along K after the other."""
     first = chain[0]
     form, w = first[0].form, first[0].warp
     if form.a:
-        left = [registers_a(parts, parts[0].form) for parts in chain]
-        a = np.concatenate(left, axis=1) if len(left) > 1 else left[0]
+        left = tensor_core.joined([registers_a(parts, parts[0].form) for parts in chain])
     else:
-        a = tile(w, chain, tuple(wgmma_descriptor(parts[0].a) for parts in chain), 64, form.a_kind, form.mn_a)
-    b = tile(w, chain, tuple(wgmma_descriptor(parts[0].b) for parts in chain), form.n, form.b_kind, form.mn_b)
-    product = a @ b.T
+        left = tile(w, chain, tuple(wgmma_descriptor(parts[0].a) for parts in chain), 64, form.a_kind, form.mn_a)
+    right = tile(w, chain, tuple(wgmma_descriptor(parts[0].b) for parts in chain), form.n, form.b_kind, form.mn_b)
     if form.negate_a != form.negate_b:
-        product = -product
-    w.cta.machine.statistics.mma_flops += 2 * 64 * form.n * a.shape[1]
-    # (warp, row half, row, column group, thread in quad, pair) -> per warp: register (group, row half, pair) x lane (row, thread)
-    fragments = product.reshape(4, 2, 8, form.n // 8, 4, 2).transpose(0, 3, 1, 5, 2, 4).reshape(4, form.n // 2, 32)
+        left = left.negated()
     slots = compact(list(form.d))
+    total = accumulators(first, slots) if first[0].accumulate else np.zeros((64, form.n), DTYPE[form.d_kind])
+    k = left.values.shape[1] // len(chain)
+    for start in range(0, k * len(chain), k):
+        total = step(form, left.part(slice(start, start + k)), right.part(slice(start, start + k)), total)
+    w.cta.machine.statistics.mma_flops += 2 * 64 * form.n * k * len(chain)
+    # (warp, row half, row, column group, thread in quad, pair) -> per warp: register (group, row half, pair) x lane (row, thread)
+    order = (0, 3, 1, 5, 2, 4) if form.d_kind != "f16" else (0, 3, 1, 2, 4, 5)  # a register of f16 holds the pair
+    fragments = np.ascontiguousarray(total.reshape(4, 2, 8, form.n // 8, 4, 2).transpose(order)).view(np.uint32).reshape(4, -1, 32)
     for part, new in zip(first, fragments, strict=True):
-        _accumulate(part, new, slots)
+        part.warp.Ru[slots] = new
 
 
-def _accumulate(part: Work, new: Array, slots: Any) -> None:
-    form, w = part.form, part.warp
-    if form.d_kind == "f32":
-        if part.accumulate:
-            w.Rf[slots] = w.Rf[slots] + new
-        else:
-            w.Rf[slots] = new
-    elif form.d_kind == "s32":
-        total = new.astype(np.int64) + (w.Ri[slots] if part.accumulate else 0)
-        w.Ri[slots] = np.clip(total, -(2**31), 2**31 - 1).astype(np.int32) if form.saturate else total.astype(np.int32)
-    else:  # f16: a register holds the pair
-        pairs = new.reshape(form.n // 4, 2, 32).transpose(0, 2, 1)
-        if part.accumulate:
-            pairs = pairs + w.Ru[slots].view(np.float16).reshape(form.n // 4, 32, 2)
-        w.Ru[slots] = np.ascontiguousarray(pairs.astype(np.float16)).view(np.uint32).reshape(form.n // 4, 32)
+def accumulators(parts: list[Work], slots: Any) -> Array:
+    """The four warps' registers of D as a (64, n) matrix."""
+    form = parts[0].form
+    raw = np.stack([part.warp.Ru[slots] for part in parts]).view(DTYPE[form.d_kind])
+    if form.d_kind == "f16":
+        return raw.reshape(4, form.n // 8, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4, 5).reshape(64, form.n)
+    return raw.reshape(4, form.n // 8, 2, 2, 8, 4).transpose(0, 2, 4, 1, 5, 3).reshape(64, form.n)
+
+
+def step(form: Form, left: tensor_core.Operand, right: tensor_core.Operand, total: Array) -> Array:
+    """One instruction's product added to the accumulators."""
+    if form.d_kind == "s32":
+        wide = (left.values @ right.values.T).astype(np.int64) + total
+        return (np.clip(wide, -(2**31), 2**31 - 1) if form.saturate else wide).astype(np.int32)
+    if form.a_kind in ("e4m3", "e5m2"):
+        return tensor_core.multiply_add(left, right, total, tensor_core.FP8_FRACTION, tensor_core.FP8_FRACTION)
+    return tensor_core.multiply_add(left, right, total)

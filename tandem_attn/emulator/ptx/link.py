@@ -37,6 +37,8 @@ def link(program: Program) -> Links:
         for ins in program.code[function.start : function.end]:
             if ins.name == "call":
                 continue
+            if ins.name == "isspacep":
+                links.place("%cluster_ctarank", "r")
             ins.operands = tuple(_resolve(links, program, function, ins, o) for o in ins.operands)
     links.local_bytes = -(-links.local_bytes // 16) * 16
     return links

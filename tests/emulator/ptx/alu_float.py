@@ -38,6 +38,14 @@ def single_and_double() -> Iterator[Case]:
                 yield simple(f"{op}.{rounding}{ftz}.f32", "f32", operands, op)
 
 
+def underflows() -> Iterator[Case]:
+    """Products just below 2^-126, which rounding makes normal or not."""
+    operands = "and.b32 %a, %t, 15; add.u32 %a, %a, 0x3f7ffff0; shr.u32 %b, %t, 4; and.b32 %b, %b, 7; add.u32 %b, %b, 0x00800000; "
+    for mods in modifiers(ROUNDINGS, ("", "ftz")):
+        body = operands + f"mul{mods}.f32 %x, %a, %b; neg.f32 %c, %b; fma{mods}.f32 %y, %c, %a, 0f00000000;"
+        yield elementwise(f"mul{mods}.f32 near 2^-126", FAMILY, "mul, fma", body, "f32 f32 f32", "f32 f32")
+
+
 def signs_and_extremes() -> Iterator[Case]:
     for t in ("f32", "f64", *HALVES):
         for ftz in ("", ".ftz") if t in ("f32", "f16", "f16x2") else ("",):
@@ -132,5 +140,5 @@ def comparison() -> Iterator[Case]:
 
 
 def cases() -> Iterator[Case]:
-    for group in (single_and_double, signs_and_extremes, halves, approximations, comparison):
+    for group in (single_and_double, underflows, signs_and_extremes, halves, approximations, comparison):
         yield from group()

@@ -51,6 +51,7 @@ class Case:
     """One launch of one kernel, whose entry is `kernel(out, one pointer per input..., one 128-byte map per tensor map...)`.
 
     out holds the output buffer's bytes before the launch. section names the part of the PTX ISA manual that the case checks.
+    faults: the kernel does what is not allowed: a GPU stops it, the emulator reports it.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Case:
     shared: int = 0
     maps: tuple[TensorMap, ...] = ()
     tolerance: Tolerance | None = None
+    faults: bool = False
 
     def make_buffers(self) -> dict[str, np.ndarray]:
         """Fresh bytes of every buffer, `out` first; the same on every machine."""
