@@ -261,7 +261,8 @@ class Machine:
         self.progress += 1
         cta = warp.cta
         if warp.wgmma_open:
-            self.report(Fault("register-in-flight", "the warp ends with a wgmma that it never committed"), warp, warp.wgmma_open[0].form.index)
+            text = "the warp ends with a wgmma that it never committed"
+            self.report(Fault("register-in-flight", text), warp, warp.wgmma_open[0].form.index)
         if self.observed:
             self.emit(WarpExit(warp.agent))
         waiting, cta.register_waiters = cta.register_waiters, []

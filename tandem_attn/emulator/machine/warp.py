@@ -175,7 +175,7 @@ class Warp:
         size = data[0].itemsize * len(data)
         cta, offsets = self._shared_part(low, high, where, size)
         if cta.machine.observed:
-            silent = unchanged(cta.shared.load(offsets, data.dtype, data.shape[0]), data)
+            silent = unchanged(cta.shared.load(offsets, data[0].dtype, len(data)), np.array(data))
             cta.machine.access(
                 self, self.current, Space.SHARED, cta.linear, AccessKind.WRITE, Proxy.GENERIC, offsets, size, lanes, silent=silent
             )
