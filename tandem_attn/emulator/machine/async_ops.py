@@ -57,6 +57,7 @@ class AsyncEngine:
         self.machine, self.schedule, self.rng = machine, schedule, rng
         self.queues: dict[Any, deque[AsyncOp]] = {}
         self.serial = 0
+        self.unseen = schedule == "at-issue" and not machine.observers  # an operation done at once needs no record
 
     def submit(self, op: AsyncOp, now: bool = False) -> AsyncOp:
         """Start an operation; `now` completes it at once whatever the schedule."""

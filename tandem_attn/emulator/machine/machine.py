@@ -46,9 +46,9 @@ class Machine:
         self.program, self.memory = launch.program, launch.memory
         self.rng = random.Random(seed)
         self.schedule = schedule
-        self.engine = AsyncEngine(self, schedule, self.rng)
         self.observers = list(observers)
         self.observed = bool(self.observers)
+        self.engine = AsyncEngine(self, schedule, self.rng)
         self.check_uninitialised = "uninitialised" in wanted
         asked = "uninitialised-register" in wanted
         self.exposed = frozenset((r.cls, r.slot) for r in launch.program.exposed if r is not CARRY) if asked else frozenset()

@@ -59,9 +59,14 @@ def scalar(operand: Operand, signed: bool = False) -> Scalar:
         return lambda w, lane: int(not inner(w, lane))
     if not isinstance(operand, Reg):
         raise TypeError(f"{operand} cannot be read")
-    slot = operand.slot
-    name = "P" if operand.cls == "p" else {"h": "H", "r": "R", "d": "D"}[operand.cls] + ("i" if signed else "u")
-    return lambda w, lane: int(getattr(w, name)[slot, lane])
+    slot, cls = operand.slot, operand.cls
+    if cls == "p":
+        return lambda w, lane: int(w.P.item(slot, lane))
+    if cls == "r":
+        return (lambda w, lane: w.Ri.item(slot, lane)) if signed else (lambda w, lane: w.Ru.item(slot, lane))
+    if cls == "d":
+        return (lambda w, lane: w.Di.item(slot, lane)) if signed else (lambda w, lane: w.Du.item(slot, lane))
+    return (lambda w, lane: w.Hi.item(slot, lane)) if signed else (lambda w, lane: w.Hu.item(slot, lane))
 
 
 def uniform(operand: Operand, dtype: Any = np.int64) -> Callable[[Warp, Array | None], int]:

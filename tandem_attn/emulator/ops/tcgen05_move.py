@@ -99,6 +99,8 @@ def ld(ins: Instruction) -> Handler:
         first, low = _check_place(w, address(w, m) + offset, last_lane, width)
         part: Any = (slice(first, first + count), slice(low, low + 32)) if simple else (column + first, lane + low)
 
+        engine = w.cta.machine.engine
+
         def stage() -> None:
             memory = w.cta.tmem
             if memory.track and not memory.written[part].all():
@@ -116,8 +118,11 @@ def ld(ins: Instruction) -> Handler:
             if isinstance(reduced, Reg):
                 w.put(reduced, reduce(value, ins, kind), m)
 
+        if engine.unseen and not w.cta.machine.check_load_use:
+            stage()
+            return
         op = AsyncOp("tcgen05.ld", w, w.lane_bits(m), ins.index, [stage], via="tcgen05-order")
-        w.cta.machine.engine.submit(op, now=True)  # ptxas keeps register dependences of a load, so its result is never late
+        engine.submit(op, now=True)  # ptxas keeps register dependences of a load, so its result is never late
         w.tmem_loads.append(op)
         if not w.cta.machine.check_load_use:
             return
@@ -169,6 +174,9 @@ def st(ins: Instruction) -> Handler:
             w.cta.tmem.data[part] = data
             w.cta.tmem.written[part] = True
 
+        if w.cta.machine.engine.unseen:
+            stage()
+            return
         op = AsyncOp("tcgen05.st", w, w.lane_bits(m), ins.index, [stage], via="tcgen05-order")
         w.cta.machine.engine.submit(op)
         w.tmem_stores.append(op)
