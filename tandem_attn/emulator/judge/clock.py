@@ -77,6 +77,7 @@ class WarpClock:
     def __init__(self, warp: int) -> None:
         self.warp = warp
         self.epoch = 1
+        self.wgmma_fenced = False  # whether there was a wgmma.fence, as the first wgmma needs
         self.base = Clock()
         self.extra: dict[int, Clock] = {}
         self.released: Clock | None = None  # what the last fence allows a later relaxed operation to release

@@ -29,7 +29,7 @@ from tandem_attn.emulator.judge.locations import Locations
 from tandem_attn.emulator.judge.record import WARPS, Operation, Record, completion_key, warp_number
 from tandem_attn.emulator.judge.rules import Rules, known
 from tandem_attn.emulator.judge.shadow import Array, Sets, Shadow
-from tandem_attn.emulator.judge.sync_events import Barriers
+from tandem_attn.emulator.judge.sync_events import Barriers, stand_in
 from tandem_attn.emulator.report import Report
 
 NO_LANES = np.full(1, ALL)
@@ -123,6 +123,9 @@ class RaceTracker:
         agent = event.agent
         clock = self.warp(warp_number(agent.issuer))
         epoch = clock.epoch
+        if agent.kind == "wgmma" and not clock.wgmma_fenced:
+            text = "the warp's first wgmma.mma_async has no wgmma.fence before it"
+            self.add("race", stand_in(clock.warp, agent, event.site), "wgmma.fence", text)
         self.operations[agent.serial] = Operation(agent, clock.release(agent.lanes), epoch)
 
     def complete(self, event: Complete) -> None:

@@ -85,7 +85,7 @@ class Barriers:
         if any(clock.knows((owner, code), epoch) for code in (ALL, INIT, lane)):
             return
         agent = event.agent
-        record = _stand_in(number, agent, event.site)
+        record = stand_in(number, agent, event.site)
         self.tracker.add("race", record, site.index, wording.uninitialised_barrier(barrier, agent, site, owner, self.tracker.grid))
 
     def arrival(self, event: Arrival) -> None:
@@ -140,7 +140,7 @@ class Barriers:
             if any(times.get((number, lane), -1) >= epoch for lane in (ALL, *range(32))):
                 continue
             agent = wording.agent_of(number)
-            record = _stand_in(number, agent, site)
+            record = stand_in(number, agent, site)
             self.tracker.add("race", record, "phase", wording.missed_phase(event, number, site, self.tracker.grid))
 
     def wait(self, event: Wait) -> None:
@@ -180,6 +180,8 @@ class Barriers:
                 warp.fence(lanes, GLOBAL)
         elif "tensormap" in kind:
             warp.fence(lanes, TENSORMAP)
+        elif kind.startswith("wgmma.fence"):
+            warp.wgmma_fenced = True
         elif kind.startswith("tcgen05.fence"):
             warp.fence(lanes, BEFORE) if "before" in kind else warp.fence(lanes, AFTER, BEFORE)
         elif kind.startswith("fence.mbarrier_init"):
@@ -204,6 +206,6 @@ class Barriers:
                 warp.learn(lanes, key, agent.serial, sorts)
 
 
-def _stand_in(number: int, agent: Any, site: Site) -> Record:
+def stand_in(number: int, agent: Any, site: Site) -> Record:
     """A record to report a barrier operation with."""
     return Record(number, agent, site, AccessKind.READ, Space.SHARED, -1, Proxy.GENERIC, True, "", 0, 0)

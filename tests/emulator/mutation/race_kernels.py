@@ -258,6 +258,13 @@ KERNELS = (
         threads=128, words="wgmma.commit_group and wait_group",
     ),
     RaceKernel(
+        "first wgmma without wgmma.fence",
+        WGMMA_FILL.replace("//2", "") + "fence.proxy.async;\nbar.sync 0;\n"
+        + WGMMA.replace("wgmma.fence.sync.aligned;", "wgmma.fence.sync.aligned; //+")
+        + "wgmma.wait_group.sync.aligned 0;\n",
+        threads=128, words="wgmma.fence",
+    ),
+    RaceKernel(
         "wgmma accumulator read before wait_group",
         WGMMA_FILL.replace("//2", "") + "fence.proxy.async;\nbar.sync 0;\n" + WGMMA.replace("//1", "")
         + "wgmma.wait_group.sync.aligned 0; //+\nadd.f32 %f5, %f0, %f1; //1\nwgmma.wait_group.sync.aligned 0;\n",
