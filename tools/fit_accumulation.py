@@ -31,7 +31,8 @@ class Model:
     """group: places along K added at once. fraction: bits kept below the largest exponent. cut: how a term loses its lower bits.
 
     final: how the sum becomes the accumulator's format. product_exponent: "sum" of the factors' exponents, or that of the "value".
-    joint: C is aligned with the first group (else added to the group's own sum afterwards).
+    joint: C is aligned with the first group (else added to the group's own sum afterwards). mantissa: bits that the sum keeps, 0 for all
+    that the accumulator's format has.
     """
 
     group: int
@@ -40,6 +41,7 @@ class Model:
     final: str = "zero"
     product_exponent: str = "sum"
     joint: bool = True
+    mantissa: int = 0
 
 
 def exponent_of(x: np.ndarray) -> np.ndarray:
@@ -54,8 +56,8 @@ def quantise(x: np.ndarray, exponent: np.ndarray, mode: str) -> np.ndarray:
     return np.ldexp(rounded, np.maximum(exponent, -1000))
 
 
-def to_format(x: np.ndarray, acc: str, mode: str) -> np.ndarray:
-    step = np.maximum(exponent_of(x), LOWEST[acc]) - MANTISSA[acc]
+def to_format(x: np.ndarray, acc: str, mode: str, mantissa: int) -> np.ndarray:
+    step = np.maximum(exponent_of(x), LOWEST[acc]) - (mantissa or MANTISSA[acc])
     return quantise(x, step, mode)
 
 
@@ -82,7 +84,7 @@ def predict(a: np.ndarray, b: np.ndarray, c: np.ndarray, model: Model, acc: str,
             total = align_and_add(terms, powers, model)
         else:
             total = total + align_and_add(products[:, part], exponents[:, part], model)
-        total = to_format(total, acc, model.final)
+        total = to_format(total, acc, model.final, model.mantissa)
     return total
 
 
@@ -205,6 +207,8 @@ def candidates(k: int) -> Iterator[Model]:
     for group, fraction, cut, final in product(groups, range(10, 32), ("zero", "down"), ("zero", "even")):
         for exponent, joint in product(("sum", "value"), (True, False)):
             yield Model(group, fraction, cut, final, exponent, joint)
+            if k == 32:  # fp8
+                yield Model(group, fraction, cut, final, exponent, joint, fraction)
 
 
 def fit(sets: list[Experiments], show: int) -> None:

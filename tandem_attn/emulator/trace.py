@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from tandem_attn.emulator.events import (
     Access,
@@ -67,12 +68,15 @@ class Record:
     serial: int = 0
 
 
+Noted: TypeAlias = int | Wait | GroupWait | Issue  # an int: bytes that the instruction moved itself
+
+
 @dataclass(slots=True)
 class WarpTrace:
-    """`segments`: indices in order of execution; `events`: (segments executed before, instruction, event)."""
+    """`segments`: indices in order of execution; `events`: (segments executed before, instruction, what happened)."""
 
     segments: array[int] = field(default_factory=lambda: array("i"))
-    events: list[tuple[int, int, Event]] = field(default_factory=list)
+    events: list[tuple[int, int, Noted]] = field(default_factory=list)
 
 
 class Trace:
@@ -97,7 +101,7 @@ class Trace:
             if isinstance(event.agent, AsyncAgent):
                 self.moved[event.agent.serial] = self.moved.get(event.agent.serial, 0) + size
             else:
-                self._note(event.agent, event.site.index, event)
+                self._note(event.agent, event.site.index, size)
         elif isinstance(event, Arrival):
             self.last_arrival[event.barrier, event.phase] = event.agent
         elif isinstance(event, PhaseComplete):
@@ -110,7 +114,7 @@ class Trace:
             self._note(event.agent.issuer, event.site.index, event)
         return []
 
-    def _note(self, agent: WarpAgent, index: int, event: Event) -> None:
+    def _note(self, agent: WarpAgent, index: int, event: Noted) -> None:
         warp = self.warp(agent)
         warp.events.append((len(warp.segments), index, event))
 
@@ -120,7 +124,7 @@ class Trace:
     def instructions(self, cta: int, warp: int) -> Iterator[Record]:
         """Every instruction of one warp, in order."""
         trace = self.warps[cta, warp]
-        events: dict[tuple[int, int], list[Event]] = {}
+        events: dict[tuple[int, int], list[Noted]] = {}
         for at, index, event in trace.events:
             events.setdefault((at, index), []).append(event)
         written: dict[tuple[str, int], int] = {}
@@ -135,11 +139,11 @@ class Trace:
                     written[reg.cls, reg.slot] = position
                 position += 1
 
-    def _record(self, position: int, ins: Instruction, producers: tuple[int, ...], events: list[Event]) -> Record:
+    def _record(self, position: int, ins: Instruction, producers: tuple[int, ...], events: list[Noted]) -> Record:
         size, serial, barrier, releaser = 0, 0, None, None
         for event in events:
-            if isinstance(event, Access):
-                size += len(event.starts) * event.size
+            if isinstance(event, int):
+                size += event
             elif isinstance(event, Wait):
                 barrier, releaser = event.barrier, self.releases.get((event.barrier, event.phase))
             elif isinstance(event, Issue):

@@ -9,6 +9,7 @@ Types: b (predicate); u1 u2 u4 u8, i1 i2 i4 i8 (unsigned, signed, of 1 to 8 byte
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from tandem_attn.emulator.errors import UnsupportedInstruction
@@ -120,6 +121,11 @@ class Builder(ABC):
     @abstractmethod
     def lookup(self, table: str, index: Val) -> Val:
         """An element of one of `unit_tables.TABLES` as f8; index is u4 and in range."""
+
+    def shorter(self, name: str, x: Val, composition: Callable[[Builder, Val], Val]) -> Val:
+        """A composition for which a backend may have a function of its own with the same bits."""
+        del name
+        return composition(self, x)
 
     # ---- lanes
     @abstractmethod

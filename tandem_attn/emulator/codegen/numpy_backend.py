@@ -222,6 +222,10 @@ class NumpyBuilder(Builder):
         self.names[name] = np.array(TABLES[table], np.float64)
         return self.emit(f"{name}[{index.x}]", "f8")
 
+    def shorter(self, name: str, x: Val, composition: Callable[[Builder, Val], Val]) -> Val:
+        del composition
+        return self.arithmetic(self.emit(f"rt.{name}({x.x})", x.t))
+
     # ---- lanes and pieces
     def permute(self, a: Val, index: Val) -> Val:
         a = self.quiet(a)

@@ -2,13 +2,13 @@
 
 ptxas makes each of a few multiplications around one operation of the multifunction unit, which flushes subnormal numbers on both sides. The
 same steps are taken here. The unit interpolates in tables (Oberman and Siu, "A high-performance area-efficient multifunction interpolator",
-2005): for ex2, rcp, rsqrt and sqrt so does the emulator; for the others it takes the exact result rounded to nearest.
+2005): for ex2, lg2, rcp, rsqrt and sqrt so does the emulator; for the others it takes the exact result rounded to nearest.
 """
 
 from __future__ import annotations
 
 from tandem_attn.emulator.codegen.builder import Builder, Val
-from tandem_attn.emulator.codegen.rounding import mul_rounded
+from tandem_attn.emulator.codegen.rounding import mul_rounded, settle
 
 SMALLEST, LARGE = 2.0**-126, 2.0**126
 PER_TURN = 0.15915493667125702  # 1 / (2 pi) as an f32
@@ -22,7 +22,7 @@ def unit(b: Builder, op: str, x: Val) -> Val:
     if op in ("sin", "cos"):
         return b.flush(turn(b, op, x))
     if op == "lg2":
-        return b.flush(b.unary("log2", x))
+        return b.flush(b.select(regular(b, x, op), logarithm_of_normal(b, x), b.unary("log2", x)))
     if op == "rcp":
         ideal = b.binary("div", b.const("f4", 1.0), x)
     else:
@@ -37,13 +37,32 @@ def regular(b: Builder, x: Val, op: str) -> Val:
     return b.and_(b.compare("gt", size, b.const("f4", 0.0)), b.compare("lt", size, b.const("f4", float("inf"))))
 
 
-def interpolate(b: Builder, table: str, place: Val, low_bits: int) -> Val:
-    """The significand (f8) that the unit finds for the fraction `place` (u4), whose lower bits are the place in a segment."""
+def polynomial(b: Builder, table: str, place: Val, low_bits: int) -> Val:
+    """The table's polynomial (f8) at the fraction `place` (u4), whose lower bits are the place in a segment."""
     first = b.mul(b.binary("shr", place, b.const("u4", low_bits)), b.const("u4", 3))
     c0, c1, c2 = (b.lookup(table, b.add(first, b.const("u4", i))) for i in range(3))
     u = b.mul(b.cast(b.and_(place, b.const("u4", (1 << low_bits) - 1)), "f8"), b.const("f8", 2.0**-low_bits))
-    total = b.add(b.add(c0, b.mul(c1, u)), b.mul(b.mul(c2, u), u))
-    return b.unary("floor", b.mul(total, b.const("f8", 1 / 256)))
+    return b.add(b.add(c0, b.mul(c1, u)), b.mul(b.mul(c2, u), u))
+
+
+def interpolate(b: Builder, table: str, place: Val, low_bits: int) -> Val:
+    """The significand (f8) that the unit finds."""
+    return b.unary("floor", b.mul(polynomial(b, table, place, low_bits), b.const("f8", 1 / 256)))
+
+
+def split(b: Builder, x: Val) -> tuple[Val, Val, Val]:
+    """Bits (u4), fraction (u4) and exponent (i8) of a normal f4."""
+    raw = b.bits(x, "u4")
+    exponent = b.sub(b.cast(b.and_(b.binary("shr", raw, b.const("u4", 23)), b.const("u4", 255)), "i8"), b.const("i8", 127))
+    return raw, b.and_(raw, b.const("u4", 0x7FFFFF)), exponent
+
+
+def logarithm_of_normal(b: Builder, x: Val) -> Val:
+    """The exponent plus the table's logarithm of the significand, cut toward zero; 0 for 1 alone."""
+    _, fraction, exponent = split(b, x)
+    part = b.mul(polynomial(b, "lg2", fraction, 17), b.const("f8", 2.0**-34))
+    out = settle(b, b.add(part, b.cast(exponent, "f8")), "rz")
+    return b.select(b.compare("eq", x, b.const("f4", 1.0)), b.const("f4", 0.0), out)
 
 
 def scale(b: Builder, significand: Val, exponent: Val) -> Val:
@@ -53,6 +72,10 @@ def scale(b: Builder, significand: Val, exponent: Val) -> Val:
 
 
 def power_of_two(b: Builder, x: Val) -> Val:
+    return b.shorter("power_of_two", x, composed_power_of_two)
+
+
+def composed_power_of_two(b: Builder, x: Val) -> Val:
     """x in fixed point with 23 bits of fraction, cut, a negative one in ones' complement: its fraction goes to the table."""
     nan = b.is_nan(x)
     limited = b.clamp(b.select(nan, b.const("f4", 0.0), x), -500.0, 500.0)
@@ -65,9 +88,7 @@ def power_of_two(b: Builder, x: Val) -> Val:
 
 def algebraic(b: Builder, op: str, x: Val) -> Val:
     """rcp, rsqrt and sqrt of a normal number: the fraction (and for roots the exponent's lowest bit) goes to the table."""
-    raw = b.bits(x, "u4")
-    fraction = b.and_(raw, b.const("u4", 0x7FFFFF))
-    exponent = b.sub(b.cast(b.and_(b.binary("shr", raw, b.const("u4", 23)), b.const("u4", 255)), "i8"), b.const("i8", 127))
+    raw, fraction, exponent = split(b, x)
     if op == "rcp":
         size = scale(b, interpolate(b, op, fraction, 16), b.sub(b.const("i8", -24), exponent))
         return b.bits(b.or_(b.bits(size, "u4"), b.and_(raw, b.const("u4", 1 << 31))), "f4")
@@ -159,5 +180,18 @@ def half_of_double(b: Builder, op: str, x: Val) -> Val:
     top = b.flush(b.bits(b.and_(b.bits(x, "u8"), upper), "f8"))
     root = b.unary("sqrt", top) if op == "rsqrt" else top
     exact = b.bits(b.flush(b.binary("div", b.const("f8", 1.0), root)), "u8")
-    near = b.and_(b.add(exact, b.const("u8", 1 << 31)), upper)
-    return b.select(b.is_nan(b.bits(exact, "f8")), b.raw("f8", 0x7FFFFFFF00000000), b.bits(near, "f8"))
+    return b.select(b.is_nan(b.bits(exact, "f8")), b.raw("f8", 0x7FFFFFFF00000000), b.bits(b.and_(exact, upper), "f8"))
+
+
+def double_root(b: Builder, x: Val) -> Val:
+    """rsqrt.approx.f64: one step of a third-order iteration from the unit's result; specials as IEEE arithmetic has them."""
+    one = b.const("f8", 1.0)
+    small = b.compare("lt", x, b.const("f8", 2.0**-1022))
+    normal = b.select(small, b.mul(x, b.const("f8", 2.0**54)), x)
+    start = half_of_double(b, "rsqrt", normal)
+    error = b.fma(normal, b.unary("neg", b.mul(start, start)), one)
+    weight = b.fma(error, b.const("f8", 0.375), b.const("f8", 0.5))
+    out = b.fma(weight, b.mul(start, error), start)
+    out = b.select(small, b.mul(out, b.const("f8", 2.0**27)), out)
+    is_regular = b.and_(b.compare("gt", x, b.const("f8", 0.0)), b.compare("lt", x, b.const("f8", float("inf"))))
+    return b.select(is_regular, out, b.binary("div", one, b.unary("sqrt", x)))

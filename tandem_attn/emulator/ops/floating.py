@@ -189,7 +189,7 @@ def root(b: Builder, ins: Instruction) -> None:
             return div_rounded(b, b.const(x.t, 1.0), x, mode_of(ins)) if ins.name == "rcp" else sqrt_rounded(b, x, mode_of(ins))
         if x.t == "f8":
             if ins.name == "rsqrt" and not ins.has("ftz"):
-                return b.binary("div", b.const("f8", 1.0), b.unary("sqrt", x))
+                return approximate.double_root(b, x)
             return approximate.half_of_double(b, ins.name, x)
         form = {"rcp": approximate.reciprocal, "sqrt": approximate.square_root, "rsqrt": approximate.reciprocal_root}[ins.name]
         return form(b, x, ins.has("ftz"))
