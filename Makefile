@@ -47,5 +47,8 @@ unit: $(VENV)/.test $(VENV)/.demo
 judge: $(VENV)/.test
 	$(BIN)/pytest -n 2 -m judge
 
+mutation: $(VENV)/.test
+	$(BIN)/python -m tools.mutation --json mutation.json --clean 500
+
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,8 +11,9 @@ from tandem_attn.emulator.codegen import native
 from tandem_attn.emulator.codegen.segments import HOT, LlvmSegments, NumpySegments
 from tandem_attn.emulator.errors import LaunchError
 from tandem_attn.emulator.events import Observer
-from tandem_attn.emulator.judge.checks import chosen
+from tandem_attn.emulator.judge.checks import RACES, chosen
 from tandem_attn.emulator.judge.fences import unfenced
+from tandem_attn.emulator.judge.races import RaceTracker
 from tandem_attn.emulator.launch.launch import Launch, over_capacity
 from tandem_attn.emulator.launch.prepare import prepare
 from tandem_attn.emulator.machine.async_ops import SCHEDULES
@@ -75,6 +76,8 @@ def run(
     bar = Bar(len(launch.clusters)) if progress else None
     record = Trace(launch.program) if trace else None
     observers = [*observers, record] if record is not None else observers
+    if wanted & RACES:
+        observers = [*observers, RaceTracker(launch.grid, wanted, launch.profile_scratch)]
     machine = Machine(
         launch, segments, schedule=schedule, seed=seed, resident_ctas=resident_ctas or resident, observers=observers,
         wanted=wanted, tick=bar.tick if bar else None,

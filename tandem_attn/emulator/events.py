@@ -96,6 +96,7 @@ class Access:
     lane_ids: NDArray[np.int64]
     semantics: str = "weak"
     scope: str = ""
+    silent: NDArray[np.bool_] | None = None  # of plain stores: which pieces leave memory as it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ class BarrierInit:
     site: Site
     barrier: BarrierId
     count: int
+    lanes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ KINDS = {
     "assert": "a device assertion (Triton's device_assert and ConSan report this way)",
     "race": "two accesses that nothing orders",
     "missing-proxy-fence": "accesses through different proxies without the proxy fence between them",
+    "missing-tcgen05-fence": "tcgen05 accesses of two threads, ordered but without tcgen05.fence (Triton emits none; by name only)",
+    "nondeterministic": "floating-point additions to one location in no fixed order (asked for by name, of kernels declared deterministic)",
     "undefined": "behaviour that the PTX manual calls undefined",
 }
 

@@ -10,9 +10,11 @@ from tandem_attn.emulator.report import KINDS
 ALWAYS = frozenset(
     ("deadlock", "trap", "assert", "out-of-bounds", "misaligned", "undefined")
 )  # a run cannot go on, or its values mean nothing
-RACES = frozenset(("race", "missing-proxy-fence"))
+RACES = frozenset(("race", "missing-proxy-fence", "missing-tcgen05-fence", "nondeterministic"))  # need the race tracker
 CHECKS = frozenset(KINDS)
-BY_NAME = frozenset(("tmem-load-use", "uninitialised-register"))  # never part of "default" or "all"
+BY_NAME = frozenset(
+    ("tmem-load-use", "uninitialised-register", "missing-tcgen05-fence", "nondeterministic")
+)  # never part of "default" or "all"
 
 
 def chosen(checks: str | Iterable[str]) -> frozenset[str]:

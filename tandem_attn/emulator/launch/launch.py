@@ -42,6 +42,7 @@ class Launch:
     arch: str
     max_registers: int = 255
     symbols: dict[str, int] = field(default_factory=dict)
+    profile_scratch: tuple[int, int] = (0, 0)  # addresses of the scratch that instrumentation keeps its books in
 
     @property
     def threads(self) -> int:

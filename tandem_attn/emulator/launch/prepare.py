@@ -51,6 +51,7 @@ def prepare(
     except KeyError as error:
         raise LaunchError(str(error.args[0])) from None
     memory = GlobalMemory()
+    profile = (0, 0)
     if compiled:
         meta = kernel.metadata
         ctas = int(getattr(meta, "num_ctas", 1))
@@ -61,9 +62,12 @@ def prepare(
         geometry = (programs[0] * ctas, programs[1], programs[2])
         values, names = triton_kernel.expand(kernel, args, memory)
         count = geometry[0] * geometry[1] * geometry[2]
-        for name in ("global_scratch", "profile_scratch"):
+        for name in ("global_scratch", "profile_scratch"):  # ConSan keeps its own books in the second
             size = int(getattr(meta, name + "_size", 0)) * count
-            values.append(memory.allocate(name, size).base if size else 0)
+            base = memory.allocate(name, size).base if size else 0
+            if name == "profile_scratch" and size:
+                profile = (base, base + size)
+            values.append(base)
             names.append(name)
     else:
         if isinstance(args, Mapping):
@@ -76,6 +80,7 @@ def prepare(
         triple(cluster, "cluster", directive(function, "reqnctapercluster") or (1, 1, 1)), shared or 0, b"", memory,
         program.module.target,
     )  # fmt: skip
+    launch.profile_scratch = profile
     check(launch)
     place_variables(launch)
     launch.parameters = pack_parameters(memory, function, values, names)

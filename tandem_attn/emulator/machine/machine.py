@@ -109,7 +109,7 @@ class Machine:
 
     def access(
         self, warp: Warp, index: int, space: Space, cta: int, kind: AccessKind, proxy: Proxy, starts: Any, size: int, lanes: Any = None,
-        semantics: str = "", scope: str = "",
+        semantics: str = "", scope: str = "", silent: Any = None,
     ) -> None:  # fmt: skip
         """Tell the observers of a memory access by a warp, or by the asynchronous operation that is acting."""
         op = self.acting
@@ -119,7 +119,7 @@ class Machine:
             semantics, scope = self.control.ordering(index) if op is None else ("weak", "")
         starts = np.asarray(starts, np.int64).reshape(-1)
         ids = np.full(len(starts), -1, np.int64) if lanes is None or op is not None else np.asarray(lanes, np.int64)
-        self.emit(Access(agent, site, space, cta, kind, proxy, starts, size, ids, semantics, scope))
+        self.emit(Access(agent, site, space, cta, kind, proxy, starts, size, ids, semantics, scope, silent))
 
     # ---- scheduling
     def wake(self, warp: Warp) -> None:
@@ -260,6 +260,9 @@ class Machine:
         self.statistics.instructions += warp.instructions
         self.progress += 1
         cta = warp.cta
+        if warp.wgmma_open:
+            text = "the warp ends with a wgmma that it never committed"
+            self.report(Fault("register-in-flight", text), warp, warp.wgmma_open[0].form.index)
         if self.observed:
             self.emit(WarpExit(warp.agent))
         waiting, cta.register_waiters = cta.register_waiters, []

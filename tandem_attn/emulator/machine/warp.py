@@ -175,7 +175,10 @@ class Warp:
         size = data[0].itemsize * len(data)
         cta, offsets = self._shared_part(low, high, where, size)
         if cta.machine.observed:
-            cta.machine.access(self, self.current, Space.SHARED, cta.linear, AccessKind.WRITE, Proxy.GENERIC, offsets, size, lanes)
+            silent = unchanged(cta.shared.load(offsets, data[0].dtype, len(data)), np.array(data))
+            cta.machine.access(
+                self, self.current, Space.SHARED, cta.linear, AccessKind.WRITE, Proxy.GENERIC, offsets, size, lanes, silent=silent
+            )
         cta.shared.store(offsets, data)
 
     # ---- global memory
@@ -204,7 +207,8 @@ class Warp:
         aligned(where, size)
         machine = self.cta.machine
         if machine.observed:
-            machine.access(self, index, Space.GLOBAL, -1, AccessKind.WRITE, Proxy.GENERIC, where, size, lanes)
+            silent = unchanged(machine.memory.load(where, data.dtype, len(values)), data)
+            machine.access(self, index, Space.GLOBAL, -1, AccessKind.WRITE, Proxy.GENERIC, where, size, lanes, silent=silent)
         machine.memory.store(where, data)
         machine.progress += 1
 
@@ -289,6 +293,13 @@ def scatter(got: Array, mask: Array, count: int) -> Array:
     out = np.zeros((count, WARP), got.dtype)
     out[:, mask] = got
     return out
+
+
+def unchanged(old: Array, new: Array) -> Array:
+    """Which columns of `new` (bit for bit) are what memory holds already."""
+    bits = f"u{new.itemsize}"
+    same: Array = (np.ascontiguousarray(old).view(bits) == np.ascontiguousarray(new).view(bits)).all(axis=0)
+    return same
 
 
 def aligned(where: Array, size: int) -> None:

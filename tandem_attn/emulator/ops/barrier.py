@@ -129,7 +129,7 @@ def cluster(ins: Instruction) -> Handler:
         ident = BarrierId("cluster", group.ctas[0].linear, 0)
         bar = group.barrier
         if arriving:
-            if w.cluster_phase is not None and w.cluster_phase == bar.phase:
+            if w.cluster_phase is not None:
                 raise Fault("barrier", "barrier.cluster.arrive twice without a wait between")
             if engine.observed:
                 engine.emit(Arrival(w.agent, engine.site(ins.index), ident, w.lane_bits(m), bar.phase, 32, 0, semantics, "cluster"))

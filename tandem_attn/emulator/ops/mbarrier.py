@@ -81,7 +81,7 @@ def init(ins: Instruction) -> Handler:
             cta.shared.written[offset : offset + 8] = True
             if cta.machine.observed:
                 barrier = BarrierId("mbarrier", cta.linear, offset)
-                cta.machine.emit(BarrierInit(w.agent, cta.machine.site(ins.index), barrier, count))
+                cta.machine.emit(BarrierInit(w.agent, cta.machine.site(ins.index), barrier, count, 1 << lane))
 
     return run
 
@@ -99,7 +99,7 @@ def inval(ins: Instruction) -> Handler:
             del cta.mbarriers[offset]
             cta.shared.written[offset : offset + 8] = False
             if cta.machine.observed:
-                cta.machine.emit(BarrierInit(w.agent, cta.machine.site(ins.index), BarrierId("mbarrier", cta.linear, offset), 0))
+                cta.machine.emit(BarrierInit(w.agent, cta.machine.site(ins.index), BarrierId("mbarrier", cta.linear, offset), 0, 1 << lane))
 
     return run
 

@@ -1,0 +1,335 @@
+"""Arguments that a mutant is no worse than the original, each from what a clean run of the original shows.
+
+1. Not executed: no warp ever comes to the instruction in this launch, so that it does not matter. Nor does a wait for groups where nothing
+   is pending, an mbarrier that nobody uses, nor how long the last bulk wait of a launch waits: the
+   tracker reports sources that are still read when their CTA ends, and results in global memory nobody reads any more.
+2. A fence for other CTAs (fence.mbarrier_init.release.cluster) in a cluster of one.
+3. A barrier between two barriers of the same threads (for bar.warp.sync: of the same warp) orders only what lies between its neighbours:
+   an access before it and behind its predecessor, against an access behind it and before its successor. Where no two of these conflict,
+   nothing in the second part publishes what others did in the first, and everybody who acts in the second part has waited himself for
+   what anybody has waited for in the first, every order that matters is also made by a neighbour.
+4. A wait at the cluster barrier whose threads do nothing before they come to a barrier of the CTA that includes threads which do wait.
+5. A wait by parity for the phase before the first, and no other in this launch (the ring of stages does not wrap): it never waits.
+6. A wait that teaches nothing: every warp that comes to it knows by then, from earlier waits, all that the arrivals of the phase release.
+   The same for a lowered arrival count of an mbarrier all of whose waits are such (and where the run still ends with every phase in step).
+7. A cluster arrival made relaxed, where no access before it conflicts with one of another CTA behind the barrier.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem_attn.emulator import run
+from tandem_attn.emulator.events import (
+    Access,
+    AccessKind,
+    Arrival,
+    AsyncAgent,
+    BarrierId,
+    BarrierInit,
+    ClusterStart,
+    Event,
+    Fence,
+    GroupWait,
+    Issue,
+    Wait,
+    WarpAgent,
+    WarpExit,
+)
+from tandem_attn.emulator.judge.clock import PLAIN
+from tandem_attn.emulator.judge.races import RaceTracker
+from tandem_attn.emulator.judge.record import warp_number
+from tandem_attn.emulator.report import Report
+from tests.emulator.mutation.mutants import Mutant
+from tests.emulator.subjects.subject import Subject
+
+FULL = 0xFFFFFFFF
+
+
+@dataclass
+class Part:
+    """What one warp does between two barriers: byte ranges by (thread, place), and what concerns other threads."""
+
+    touches: list[tuple[Any, Any, int, int, bool]] = field(default_factory=list)  # thread, place, first byte, end, written
+    publishes: set[Any] = field(default_factory=set)  # threads that release, commit or issue
+    learns: dict[Any, set[Any]] = field(default_factory=lambda: defaultdict(set))  # what was waited for, and by which threads
+
+
+class Log:
+    """An observer: per warp its barriers (PTX line, which barrier) and the parts between them."""
+
+    def __init__(self) -> None:
+        self.lines: set[int] = set()
+        self.cluster_size = 1
+        self.events: dict[tuple[int, int], list[tuple[int, Any] | Part]] = defaultdict(lambda: [Part()])
+        self.news: set[int] = set()  # lines of waits that taught a warp something
+        self.idle: dict[int, bool] = {}  # of the waits for groups and TMEM moves, by line: whether nothing was ever pending
+        self.tails: dict[tuple[int, int], set[int]] = defaultdict(set)  # lines of bulk waits behind which the warp does nothing but end
+        self.followed: set[int] = set()  # lines of bulk waits behind which some warp does more
+        self.used: set[Any] = set()  # mbarriers that anybody arrives at or waits for
+        self.taught: set[Any] = set()  # the mbarriers of such waits
+        self.made: dict[int, set[Any]] = defaultdict(set)  # mbarriers, by the line that initialises them
+        self.phases: dict[int, set[int]] = defaultdict(set)  # of the mbarrier waits, by line
+        self.waited: dict[Any, set[tuple[int, int]]] = defaultdict(set)  # warps that waited, by cluster barrier and phase
+        self.waits: dict[int, list[tuple[tuple[int, int], int, Any]]] = defaultdict(list)  # by line: warp, number of its part, barrier
+        self.members: dict[Any, set[int]] = defaultdict(set)  # warps that come to a barrier, by barrier and phase
+
+    def event(self, event: Event) -> list[Report]:
+        if isinstance(event, ClusterStart):
+            self.cluster_size = max(self.cluster_size, len(event.ctas))
+        site = getattr(event, "site", None)
+        agent = getattr(event, "agent", None)
+        if site is not None:
+            self.lines.add(site.ptx_line)
+        issuer = agent.issuer if isinstance(agent, AsyncAgent) else agent
+        if isinstance(issuer, WarpAgent):
+            self._note(event, agent, (issuer.cta, issuer.warp))
+        return []
+
+    def finish(self) -> list[Report]:
+        return []
+
+    def _part(self, warp: tuple[int, int]) -> Part:
+        part = self.events[warp][-1]
+        assert isinstance(part, Part)
+        return part
+
+    def _note(self, event: Event, agent: Any, warp: tuple[int, int]) -> None:
+        part = self._part(warp)
+        self._ending(event, agent, warp)
+        own = not isinstance(agent, AsyncAgent)
+        if isinstance(event, Access) and own:
+            self._touch(event, warp, part)
+        elif isinstance(event, Issue):
+            part.publishes |= self._threads(warp, event.agent.lanes)
+        elif isinstance(event, BarrierInit):
+            self.made[event.site.ptx_line].add(event.barrier)
+            thread = (*warp, (event.lanes & -event.lanes).bit_length() - 1)
+            part.touches.append((thread, ("mbarrier", event.barrier.cta), event.barrier.key, event.barrier.key + 8, True))
+        elif isinstance(event, Arrival) and own:
+            self._arrival(event, warp, part)
+        elif isinstance(event, Wait):
+            self._wait(event, warp, part)
+        elif isinstance(event, GroupWait):
+            self.idle[event.site.ptx_line] = self.idle.get(event.site.ptx_line, True) and not event.members
+            for member in event.members:
+                part.learns[member.serial] |= self._threads(warp, event.lanes)
+        elif isinstance(event, Fence):
+            if event.kind.startswith(("bar.warp", "barrier.warp")):
+                self._cut(warp, event.site.ptx_line, "warp")
+            elif event.kind.startswith(("fence", "membar", "tcgen05")) and not event.kind.startswith("fence.mbarrier_init"):
+                part.publishes |= self._threads(warp, event.lanes)
+
+    def _ending(self, event: Event, agent: Any, warp: tuple[int, int]) -> None:
+        """Tell the bulk waits behind which a warp only ends from the others."""
+        if isinstance(event, GroupWait):
+            self.tails[warp].add(event.site.ptx_line)
+        elif isinstance(agent, WarpAgent) and not isinstance(event, WarpExit):
+            self.followed |= self.tails.pop(warp, set())
+
+    def last(self, line: int) -> bool:
+        """Whether no warp does anything behind the wait at that line."""
+        return line not in self.followed and any(line in lines for lines in self.tails.values())
+
+    def _touch(self, event: Access, warp: tuple[int, int], part: Part) -> None:
+        for start, lane in zip(event.starts.tolist(), event.lane_ids.tolist(), strict=True):
+            place = (event.space, event.cta)
+            part.touches.append(((*warp, lane), place, start, start + event.size, event.kind is not AccessKind.READ))
+            if event.semantics in ("release", "acq_rel"):
+                part.publishes.add((*warp, lane))
+            if event.semantics in ("acquire", "acq_rel"):
+                part.learns[place, start].add((*warp, lane))
+
+    def _wait(self, event: Wait, warp: tuple[int, int], part: Part) -> None:
+        which = (event.barrier, event.phase)
+        self.used.add(event.barrier)
+        if event.barrier.kind == "mbarrier":
+            self.phases[event.site.ptx_line].add(event.phase)
+            part.learns[which] |= self._threads(warp, event.lanes)
+        elif event.barrier.kind == "cluster":
+            self.waited[which].add(warp)
+            self.waits[event.site.ptx_line].append((warp, len(self.events[warp]), which))
+            self.events[warp] += [(-1, "wait"), Part()]
+
+    def _arrival(self, event: Arrival, warp: tuple[int, int], part: Part) -> None:
+        self.used.add(event.barrier)
+        if event.barrier.kind == "mbarrier":
+            part.publishes |= self._threads(warp, event.lanes)
+            key = event.barrier.key
+            part.touches += [(t, ("mbarrier", event.barrier.cta), key, key + 8, False) for t in self._threads(warp, event.lanes)]
+        else:
+            which = (event.barrier, event.phase)
+            self.members[which].add(warp if event.barrier.kind == "named" else (-1, -1))
+            self._cut(warp, event.site.ptx_line, which)
+
+    @staticmethod
+    def _threads(warp: tuple[int, int], lanes: int) -> set[Any]:
+        return {(*warp, lane) for lane in range(32) if lanes >> lane & 1}
+
+    def _cut(self, warp: tuple[int, int], line: int, which: Any) -> None:
+        self.events[warp] += [(line, which), Part()]
+
+
+class Implied(RaceTracker):
+    """Finds the waits that teach a warp something: what the arrivals of the phase released and the warp did not know already."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__((1, 1, 1), frozenset())
+        self.log = log
+        self.transactions: set[BarrierId] = set()  # mbarriers that copies complete on
+
+    def event(self, event: Event) -> list[Report]:
+        if isinstance(event, Arrival) and event.tx:
+            self.transactions.add(event.barrier)
+        if isinstance(event, Wait):
+            released = self.barriers.state(event.barrier).complete.times[PLAIN]
+            known = self.warp(warp_number(event.agent)).base.times[PLAIN]
+            news = any(known.get(key, -1) < time for key, time in released.items())
+            if news or event.barrier in self.transactions:
+                self.log.news.add(event.site.ptx_line)
+                self.log.taught.add(event.barrier)
+        super().event(event)
+        return []
+
+
+def log_of(subject: Subject) -> Log:
+    """Of a clean run."""
+    log = Log()
+    options: dict[str, Any] = {} if subject.block is None else {"block": subject.block}
+    run(subject.kernel, subject.args, subject.grid, observers=[log, Implied(log)], backend="numpy", **options)
+    return log
+
+
+def reason(mutant: Mutant, log: Log) -> str:
+    """Why the mutant is equivalent, or "" where none of the arguments holds."""
+    line, what, before = mutant.line, mutant.what, mutant.before
+    waits = what == "wait deleted" and line in log.phases
+    wait_of_cluster = what == "cluster barrier deleted" and "wait" in before
+    arguments = (
+        ("never executed in this launch", line not in log.lines and what != "initialisation deleted"),
+        ("a fence for other CTAs in a cluster of one", before.startswith("fence.mbarrier_init") and log.cluster_size == 1),
+        ("only ever passes the state before the first phase, for which nobody waits", waits and log.phases[line] == {-1}),
+        ("all that its phase releases is known from earlier waits", waits and line not in log.news),
+        ("nothing is ever pending there", log.idle.get(line, False)),
+        ("an mbarrier that nobody uses", line in log.made and not log.made[line] & log.used),
+        (
+            "only global memory is written, and nothing of this launch reads it",
+            what.startswith("group wait") and log.last(line),
+        ),
+        (
+            "a barrier whose waits teach nothing that earlier waits had not",
+            what == "count lowered" and line in log.made and not log.made[line] & log.taught,
+        ),
+        (
+            "its neighbouring barriers order everything that conflicts",
+            what == "barrier deleted" and "arrive" not in before and redundant(log, line),
+        ),
+        (
+            "the CTA's next barrier comes before any access, and includes threads that do wait",
+            wait_of_cluster and waited_by_others(log, line),
+        ),
+        (
+            "no access before it conflicts with one of another CTA behind it; the execution barrier stays",
+            what == "cluster arrival relaxed" and not needs_release(log, line),
+        ),
+    )
+    return next((why for why, holds in arguments if holds), "")
+
+
+def waited_by_others(log: Log, line: int) -> bool:
+    """Argument 4: who skips the wait does nothing before a barrier that it shares with a warp that has waited for the same phase."""
+    for warp, at, which in log.waits.get(line, []):
+        items = log.events[warp]
+        i = at + 1
+        while i < len(items) and not (isinstance(items[i], tuple) and items[i][1] not in ("warp", "wait")):
+            if isinstance(items[i], Part) and (items[i].touches or items[i].publishes):
+                return False
+            i += 1
+        if i >= len(items) or items[i][1][0].kind != "named":
+            return False
+        others = {w for w, _, _ in log.waits[line]}
+        if not (log.members[items[i][1]] & log.waited[which]) - others:
+            return False
+    return bool(log.waits.get(line))
+
+
+def needs_release(log: Log, line: int) -> bool:
+    """Argument 7: whether something behind the cluster barrier conflicts with what another CTA did before this arrival."""
+    before: dict[Any, list[Any]] = defaultdict(list)
+    after: dict[Any, list[Any]] = defaultdict(list)
+    for items in log.events.values():
+        cuts = [(i, item[1]) for i, item in enumerate(items) if isinstance(item, tuple) and _is_cluster(item[1])]
+        for n, (i, which) in enumerate(cuts):
+            start = cuts[n - 1][0] if n else 0
+            end = cuts[n + 1][0] if n + 1 < len(cuts) else len(items)
+            if items[i][0] == line:
+                before[which] += [t for part in items[start:i] if isinstance(part, Part) for t in part.touches]
+            after[which] += [t for part in items[i:end] if isinstance(part, Part) for t in part.touches]
+    for which, first in before.items():
+        for cta in {t[0][0] for t in first}:
+            mine = [t for t in first if t[0][0] == cta]
+            if _conflict(mine, [t for t in after[which] if t[0][0] != cta]):
+                return True
+    return False
+
+
+def _is_cluster(which: Any) -> bool:
+    return isinstance(which, tuple) and which[0].kind == "cluster"
+
+
+def redundant(log: Log, line: int) -> bool:
+    """Argument 3 for every time that a warp comes to the barrier at that line."""
+    groups: dict[Any, list[tuple[Part, Part]]] = defaultdict(list)
+    for warp, items in log.events.items():
+        for i, item in enumerate(items):
+            if isinstance(item, tuple) and item[0] == line:
+                pair = (_merged(log, items, i, -1), _merged(log, items, i, 1))
+                groups[(warp, i) if item[1] == "warp" else item[1]].append(pair)
+    return bool(groups) and all(not _matters(parts) for parts in groups.values())
+
+
+def _merged(log: Log, items: list[Any], at: int, step: int) -> Part:
+    """Everything up to the next barrier that orders at least the same threads."""
+    total = Part()
+    which = items[at][1]
+    i = at + step
+    while 0 <= i < len(items):
+        item = items[i]
+        if isinstance(item, Part):
+            total.touches += item.touches
+            total.publishes |= item.publishes
+            for what, threads in item.learns.items():
+                total.learns[what] |= threads
+        elif item[1] == "wait":
+            pass
+        elif which == "warp" or (item[1] != "warp" and log.members[item[1]] >= log.members[which]):
+            return total
+        i += step
+    return total
+
+
+def _matters(parts: list[tuple[Part, Part]]) -> bool:
+    """Whether the barrier may order something that its neighbours do not."""
+    first = [t for before, _ in parts for t in before.touches]
+    second = [t for _, after in parts for t in after.touches]
+    learns: dict[Any, set[Any]] = defaultdict(set)
+    for before, _ in parts:
+        for what, threads in before.learns.items():
+            learns[what] |= threads
+    publishes = {x for _, after in parts for x in after.publishes}
+    users = {t[0] for t in second} | publishes
+    if any(users - threads for threads in learns.values()):
+        return True
+    actors = {t[0] for t in first}
+    if publishes and any(actors - {one} for one in publishes):
+        return True
+    return _conflict(first, second)
+
+
+def _conflict(first: list[Any], second: list[Any]) -> bool:
+    by_place: dict[Any, list[Any]] = defaultdict(list)
+    for touch in second:
+        by_place[touch[1]].append(touch)
+    return any(
+        a[0] != b[0] and (a[4] or b[4]) and a[2] < b[3] and b[2] < a[3] for a in first for b in by_place.get(a[1], ())
+    )  # fmt: skip

@@ -1,0 +1,31 @@
+"""The kernels that are mutated, at sizes that visit every role, stage and phase."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from tests.emulator.subjects import nvcc, plain_triton
+from tests.emulator.subjects.gemm_sm90 import gemm_sm90
+from tests.emulator.subjects.gemm_sm100 import CLUSTERS, gemm_sm100
+from tests.emulator.subjects.subject import Subject
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """`make` gives a compiled kernel with fresh tensors; `checks` is passed to `tandem_attn.emulator.run`."""
+
+    name: str
+    make: Callable[[], Subject]
+    checks: str | Iterable[str] = "all"
+
+
+_SIZES = {"one": (256, 256, 256), "pair": (512, 256, 256), "multicast": (512, 256, 256), "quad": (512, 512, 256)}
+_ALL = (
+    Kernel("gemm_sm90", partial(gemm_sm90, 256, 256, 256, ctas=1)),
+    *(Kernel(f"gemm_sm100 {name}", partial(gemm_sm100, *_SIZES[name], name, programs=1)) for name in CLUSTERS),
+    Kernel("matmul", partial(plain_triton.matmul, 64, 64, 72)),
+    Kernel("softmax", plain_triton.softmax),
+    Kernel("layer_norm", plain_triton.layer_norm),
+    Kernel("block_sum", partial(nvcc.block_sum, use_nvcc=False)),
+)
+KERNELS = {kernel.name: kernel for kernel in _ALL}

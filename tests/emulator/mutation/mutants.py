@@ -1,0 +1,92 @@
+"""Mutants of a kernel's PTX: every wait, fence, barrier, arrival, commit and transaction count deleted or weakened, one at a time."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`line` counts from 1; `what` says what was done to the instruction `before`."""
+
+    line: int
+    what: str
+    before: str
+    after: str
+    ptx: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.line}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How instructions that match `pattern` are changed; None from `change` leaves the instruction alone."""
+
+    what: str
+    pattern: re.Pattern[str]
+    change: Callable[[re.Match[str]], str | None]
+
+
+def _delete(_: re.Match[str]) -> str:
+    return "// deleted"
+
+
+def _count(step: int) -> Callable[[re.Match[str]], str | None]:
+    def change(match: re.Match[str]) -> str | None:
+        count = int(match["n"]) + step
+        return f"{match['head']}{count};" if count > 0 else None
+
+    return change
+
+
+def _rule(what: str, pattern: str, change: Callable[[re.Match[str]], str | None] = _delete) -> Rule:
+    return Rule(what, re.compile(r"(?P<guard>@!?%?\w+\s+)?" + pattern + r"\s*$"), change)
+
+
+RULES = (
+    # a test that always succeeds stands for a deleted wait, so that the loop around it ends
+    _rule("wait deleted", r"mbarrier\.(try|test)_wait\S*\s+(?P<p>%?\w+),.*;", lambda m: f"setp.eq.u32 {m['p']}, 0, 0;"),
+    _rule("barrier deleted", r"(bar|barrier)(\.cta)?\.(sync|arrive|warp\.sync)\b.*;"),
+    _rule("cluster barrier deleted", r"barrier\.cluster\.(arrive|wait)\b.*;"),
+    _rule(
+        "cluster arrival relaxed", r"(?P<head>barrier\.cluster\.arrive)(?P<tail>(\.aligned)?;)",
+        lambda m: f"{m['head']}.relaxed{m['tail']}",
+    ),
+    _rule("fence deleted", r"(fence|membar|wgmma\.fence|tcgen05\.fence)\b.*;"),
+    _rule("tcgen05.wait deleted", r"tcgen05\.wait::(ld|st)\S*;"),
+    _rule("commit deleted", r"(cp\.async\.bulk|cp\.async|wgmma)\.commit_group\S*;|(?:@!?%?\w+\s+)?tcgen05\.commit\b.*;"),
+    _rule("group wait deleted", r"(cp\.async\.bulk|cp\.async|wgmma)\.(wait_group|wait_all)\b.*;"),
+    _rule("group wait weakened", r"(?P<head>(cp\.async\.bulk|cp\.async|wgmma)\.wait_group\S*\s+)(?P<n>\d+);", _count(1)),
+    _rule("group wait for reads only", r"cp\.async\.bulk\.wait_group\s+(?P<n>\d+);", lambda m: f"cp.async.bulk.wait_group.read {m['n']};"),
+    _rule("arrival deleted", r"mbarrier\.arrive\b(?!\.expect_tx).*;|(?:@!?%?\w+\s+)?cp\.async\.mbarrier\.arrive\b.*;"),
+    _rule("expect_tx deleted", r"mbarrier\.(arrive\.)?expect_tx\b.*;"),
+    _rule("expect_tx lowered", r"(?P<head>(@!?%?\w+\s+)?mbarrier\.(arrive\.)?expect_tx\b.*,\s*)(?P<n>\d+);", _count(-16)),
+    _rule("count raised", r"(?P<head>(@!?%?\w+\s+)?mbarrier\.init\b.*,\s*)(?P<n>\d+);", _count(1)),
+    _rule("count lowered", r"(?P<head>(@!?%?\w+\s+)?mbarrier\.init\b.*,\s*)(?P<n>\d+);", _count(-1)),
+    _rule("initialisation deleted", r"mbarrier\.init\b.*;"),
+    _rule(
+        "made relaxed", r"(?P<head>(atom|red|ld|st)\b\S*?\.)(acq_rel|acquire|release)(?P<tail>\b.*;)",
+        lambda m: f"{m['head']}relaxed{m['tail']}",
+    ),
+    _rule("scope narrowed", r"(?P<head>(atom|red|ld|st)\.\S*?)\.(gpu|sys)(?P<tail>\b.*;)", lambda m: f"{m['head']}.cta{m['tail']}"),
+)  # fmt: skip
+
+
+def mutants(ptx: str) -> Iterator[Mutant]:
+    """Every mutant of the text, in order of lines."""
+    lines = ptx.splitlines()
+    for i, line in enumerate(lines):
+        text = line.split("//", 1)[0].strip()
+        if not text:
+            continue
+        for rule in RULES:
+            match = rule.pattern.match(text)
+            after = rule.change(match) if match else None
+            if match is None or after is None:
+                continue
+            guard = match["guard"] or ""
+            if after != "// deleted" and not after.startswith(guard or "@"):
+                after = guard + after
+            yield Mutant(i + 1, rule.what, text, after, "\n".join((*lines[:i], after, *lines[i + 1 :])) + "\n")

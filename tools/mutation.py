@@ -1,0 +1,101 @@
+"""Delete or weaken every wait, fence, barrier, arrival and commit of the test kernels, and count what the emulator notices.
+
+    python -m tools.mutation [--subject NAME ...] [--json FILE] [--clean RUNS] [--list]
+
+from the repository's root. Every mutant runs under the schedules at-issue, latest and random (two seeds) with all checks, until one shows
+something. A mutant that nothing shows is *equivalent* when tests/emulator/mutation/equivalence.py has an argument, else *missed*.
+--clean runs the originals that often in all, over random schedules, and counts false alarms. Exit code 1 below the 95 % or at an alarm.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.emulator.mutation.equivalence import log_of, reason
+from tests.emulator.mutation.kernels import KERNELS, Kernel
+from tests.emulator.mutation.mutants import mutants
+from tests.emulator.mutation.trial import attempt, judge, text_of
+
+TARGET = 0.95
+COLUMNS = ("race", "state", "deadlock", "numbers", "hang", "equivalent", "missed")
+
+
+def examine(kernel: Kernel) -> list[dict[str, Any]]:
+    """Every mutant of a kernel with what became of it."""
+    subject = kernel.make()
+    log = log_of(subject)
+    found = []
+    for mutant in mutants(text_of(subject.kernel)):
+        outcome = judge(kernel.make, mutant.ptx, kernel.checks)
+        why = "" if outcome.how else reason(mutant, log)
+        verdict = outcome.how or ("equivalent" if why else "missed")
+        found.append(
+            {"kernel": kernel.name, "line": mutant.line, "what": mutant.what, "instruction": mutant.before, "verdict": verdict,
+             "schedule": outcome.schedule, "detail": (outcome.detail or why).split("\n")[0]}
+        )  # fmt: skip
+    return found
+
+
+def clean_runs(kernels: list[Kernel], count: int) -> list[str]:
+    """False alarms in `count` runs of the originals, spread over the kernels and seeds."""
+    alarms = []
+    for i in range(count):
+        kernel = kernels[i % len(kernels)]
+        schedule = ("random", "random", "latest", "at-issue")[i // len(kernels) % 4]
+        outcome = attempt(kernel.make, None, schedule, i, kernel.checks)
+        if outcome.how:
+            alarms.append(f"{kernel.name}, {schedule} {i}: {outcome.how}: {outcome.detail}")
+    return alarms
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """One row per kernel: how many mutants, what showed each, and the share caught of those that are not equivalent."""
+    names = list(dict.fromkeys(r["kernel"] for r in results))
+    lines = ["| kernel | mutants | " + " | ".join(COLUMNS) + " | caught |", "|---|" + "--:|" * (len(COLUMNS) + 2)]
+    for name in [*names, "all"]:
+        rows = [r for r in results if name in ("all", r["kernel"])]
+        counts = Counter(r["verdict"] for r in rows)
+        lines.append(f"| {name} | {len(rows)} | " + " | ".join(str(counts[c]) for c in COLUMNS) + f" | {share(rows):.1%} |")
+    return "\n".join(lines)
+
+
+def share(rows: list[dict[str, Any]]) -> float:
+    """Caught mutants over those that are not equivalent."""
+    real = [r for r in rows if r["verdict"] != "equivalent"]
+    return 1 - sum(r["verdict"] == "missed" for r in real) / len(real) if real else 1.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--subject", action="append", choices=list(KERNELS), help="only this kernel (may be repeated)")
+    parser.add_argument("--json", type=Path, help="write every mutant with its verdict there")
+    parser.add_argument("--clean", type=int, default=0, metavar="RUNS", help="runs of the originals to look for false alarms in")
+    parser.add_argument("--list", action="store_true", help="name the kernels and stop")
+    options = parser.parse_args(argv)
+    if options.list:
+        print("\n".join(KERNELS))
+        return 0
+    kernels = [KERNELS[name] for name in options.subject or KERNELS]
+    results: list[dict[str, Any]] = []
+    for kernel in kernels:
+        began = time.perf_counter()
+        rows = examine(kernel)
+        results += rows
+        print(f"{kernel.name}: {len(rows)} mutants, {share(rows):.1%} caught, {time.perf_counter() - began:.0f} s", flush=True)
+        for row in rows:
+            if row["verdict"] in ("missed", "hang"):
+                print(f"  {row['verdict']}: line {row['line']}, {row['what']}: {row['instruction']}", flush=True)
+    alarms = clean_runs(kernels, options.clean)
+    print(f"\n{table(results)}\n\n{len(alarms)} false alarms in {options.clean} clean runs")
+    print("\n".join(alarms))
+    if options.json:
+        options.json.write_text(json.dumps({"mutants": results, "clean_runs": options.clean, "false_alarms": alarms}, indent=1) + "\n")
+    return int(bool(alarms) or share(results) < TARGET)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
