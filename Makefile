@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types unit judge clean help
+.PHONY: demo test lint types unit judge mutation clean help
 
 help:
 	@sed -n '1,4p' Makefile
