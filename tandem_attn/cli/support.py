@@ -27,7 +27,7 @@ FEATURES: dict[str, Problem] = {
     "top-left causal": dataclasses.replace(_BASE, mask=Causal("top-left"), seqlen_q=100, total_q=0),
     "window": dataclasses.replace(_BASE, mask=Window(256, 0)),
     "document": dataclasses.replace(_BASE, mask=Document([0] * 1024)),
-    "predicate, & and |": dataclasses.replace(_BASE, mask=Causal() & Predicate(_even_keys)),
+    "predicate, masks combined": dataclasses.replace(_BASE, mask=Causal() & Predicate(_even_keys)),
     "float32": dataclasses.replace(_BASE, dtype="float32"),
     "float64": dataclasses.replace(_BASE, dtype="float64"),
     "head_dim 40": dataclasses.replace(_BASE, head_dim=40, head_dim_v=40, scale=None),
@@ -56,16 +56,21 @@ def cell(problem: Problem, backend: str, forward_only: bool = False) -> str:
     return f"{word} ({forward.backend})" if backend == AUTO else word
 
 
+def columns(device: str) -> tuple[str, ...]:
+    """``auto`` and the backends that run on such a device."""
+    return (AUTO, *(name for name in BACKENDS if device == "cuda" or name != "tandem"))
+
+
 def rows(device: str) -> list[list[str]]:
-    """Feature, then one cell for ``auto`` and each backend."""
+    """Feature, then one cell for each of ``columns``."""
     return [
-        [feature, *(cell(dataclasses.replace(problem, device=device), name, feature in _FORWARD_ONLY) for name in (AUTO, *BACKENDS))]
+        [feature, *(cell(dataclasses.replace(problem, device=device), name, feature in _FORWARD_ONLY) for name in columns(device))]
         for feature, problem in FEATURES.items()
     ]
 
 
 def markdown(device: str) -> str:
-    header = ["", AUTO, *BACKENDS]
+    header = ["", *columns(device)]
     lines = [header, ["---"] * len(header), *rows(device)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -85,11 +90,11 @@ def support(device: str | None, as_markdown: bool, as_json: bool) -> None:
     """
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if as_json:
-        click.echo(json.dumps({row[0]: dict(zip((AUTO, *BACKENDS), row[1:], strict=True)) for row in rows(where)}, indent=2))
+        click.echo(json.dumps({row[0]: dict(zip(columns(where), row[1:], strict=True)) for row in rows(where)}, indent=2))
     elif as_markdown:
         click.echo(markdown(where))
     else:
-        table = Table("", AUTO, *BACKENDS, title=f"on {where}; yes: forward and backward")
+        table = Table("", *columns(where), title=f"on {where}; yes: forward and backward")
         for row in rows(where):
             table.add_row(*row)
         Console().print(table)

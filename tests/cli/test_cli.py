@@ -127,7 +127,7 @@ def test_support_answers_for_every_backend() -> None:
     code, text = run("support", "--device", "cpu", "--json")
     table = json.loads(text)
     assert code == 0
-    assert table["softcap"] == {"auto": "yes (reference)", "tandem": "-", "sdpa": "-", "reference": "yes"}
+    assert table["softcap"] == {"auto": "yes (reference)", "sdpa": "-", "reference": "yes"}
     assert table["KV cache, contiguous or paged"]["reference"] == "forward"
 
 
