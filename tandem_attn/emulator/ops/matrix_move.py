@@ -83,7 +83,7 @@ def stmatrix(ins: Instruction) -> Handler:
         lanes = (16 if wide else 8) * count
         size = 8 if wide else 16
         shared, offsets = _rows(w, ins, addresses(w), lanes, size, AccessKind.WRITE)
-        rows = []
+        rows: list[Array] = []
         for value in values:
             square = np.ascontiguousarray(value(w))
             if wide:  # m16n8.trans.b8: the register holds 8 rows of 16 bytes, stored as 16 rows of 8

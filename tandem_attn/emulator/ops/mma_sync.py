@@ -109,7 +109,7 @@ def through_halves(x: Array, y: Array, c: Array) -> Array:
 def double(x: Array, y: Array, c: Array) -> Array:
     """One fused multiply-add after the other along K."""
     left, right = x.view(np.float64), y.view(np.float64)
-    total = c.reshape(-1)
+    total: Array = c.reshape(-1)
     with np.errstate(all="ignore"):
         for k in range(left.shape[1]):
             first, second = np.broadcast_arrays(left[:, k, None], right[None, :, k])
