@@ -133,11 +133,18 @@ def evaluate(target: str, instruction: str, data: np.ndarray, backend: str) -> n
     return out
 
 
+def one_nan(bits: np.ndarray) -> np.ndarray:
+    """float32 bits with every NaN the same."""
+    return np.where((bits & 0x7FFFFFFF) > 0x7F800000, np.uint32(0x7FFFFFFF), bits)
+
+
 @pytest.mark.skipif(not native.available(), reason="llvmlite is not installed: there is one backend only")
 @pytest.mark.parametrize(("kind", "target", "instruction"), list(cases()))
 def test_backends_agree_bit_by_bit(kind, target, instruction):
     data = inputs(kind)
     first, second = (evaluate(target, instruction, data, backend) for backend in ("numpy", "llvm"))
+    if "f32x2" in instruction:  # which bits its NaN has is not known: each backend leaves what its arithmetic gives
+        first, second = one_nan(first), one_nan(second)
     wrong = np.flatnonzero((first != second).any(axis=1))
     where = wrong[0] if len(wrong) else 0
     assert not len(wrong), f"{len(wrong)} lanes differ, the first {where}: inputs {data[:, where]}, {first[where]} and {second[where]}"
