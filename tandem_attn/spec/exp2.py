@@ -23,7 +23,6 @@ COEFFICIENTS: dict[int, tuple[float, ...]] = {
 DEGREES = tuple(COEFFICIENTS)
 CLAMP = -127.0  # 2^-127 has exponent field 0: the integer add below then yields +0.0
 MAGIC = 1.5 * 2.0**23  # float32 values in [2^23, 2^24) are one apart: an add rounded down leaves floor(x) in the low mantissa bits
-MASKED = float("-inf")  # a masked logit; clamped, it gives exactly 0
 
 _INTERVALS = 1 << 14
 _HALF_ULP = 2.0**-24  # relative to the power of two below a value; float32 has 24 significand bits
