@@ -83,9 +83,7 @@ def build(plan: Plan, *, plain: bool = False) -> Kernel:
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from tandem_attn.kernels.sm90 import forward
-
-    entry = forward.forward
+    entry = _entry(plan)
     constants = {"plan": plan, "plain": plain}
     signature = {name: "constexpr" if name in constants else _type(name, plan) for name in entry.arg_names}
     source = GluonASTSource(entry, signature, {(entry.arg_names.index(name),): value for name, value in constants.items()})
@@ -95,6 +93,17 @@ def build(plan: Plan, *, plain: bool = False) -> Kernel:
     threads = out.metadata.num_warps * 32
     descriptors = tuple((meta["swizzle"], tuple(meta["block_size"])) for meta in out.metadata.tensordesc_meta)
     return Kernel(plan, out.metadata.name, out.asm["cubin"], out.asm["ptx"], out.metadata.shared, threads, descriptors)
+
+
+def _entry(plan: Plan) -> Any:
+    """The kernel of the plan's chip family."""
+    if get_arch(plan.arch).tmem_columns:
+        from tandem_attn.kernels.sm100 import forward as blackwell
+
+        return blackwell.forward
+    from tandem_attn.kernels.sm90 import forward as hopper
+
+    return hopper.forward
 
 
 def entry_registers(plan: Plan) -> int:

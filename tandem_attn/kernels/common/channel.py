@@ -65,9 +65,14 @@ class Channel:
 @gluon.jit
 def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr):
     """A channel over ``buffers``, each slot released by ``consumers`` warpgroups."""
+    return channel_of(buffers, stages, consumers if plain else consumers * WARPS, plain)
+
+
+@gluon.jit
+def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr):
+    """A channel over ``buffers``, each slot released by ``arrivals`` arrivals."""
     ready = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    arrivals: gl.constexpr = consumers if plain else consumers * WARPS
     for i in gl.static_range(stages):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(i), count=arrivals)
@@ -75,7 +80,7 @@ def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: 
 
 
 @gluon.jit
-def _step(index, phase, stages: gl.constexpr):
+def step(index, phase, stages: gl.constexpr):
     """Index and phase of the next slot."""
     if stages == 1:
         return index, phase ^ 1
@@ -115,7 +120,7 @@ class Sender:
 
     @gluon.jit
     def next(self):
-        index, phase = _step(self.index, self.phase, self.channel.stages)
+        index, phase = step(self.index, self.phase, self.channel.stages)
         return Sender(self.channel, index, phase)
 
 
@@ -143,6 +148,11 @@ class Receiver:
         return self.channel.buffers.tails.index(self.index)
 
     @gluon.jit
+    def empty(self):
+        """The barrier to arrive at when the slot has been read, for MMAs that do so by themselves."""
+        return self.channel.empty.index(self.index)
+
+    @gluon.jit
     def release(self):
         """Gives the slot back; every warp calls it after its last read."""
         if self.channel.plain:
@@ -160,7 +170,7 @@ class Receiver:
 
     @gluon.jit
     def next(self):
-        index, phase = _step(self.index, self.phase, self.channel.stages)
+        index, phase = step(self.index, self.phase, self.channel.stages)
         return Receiver(self.channel, index, phase)
 
 

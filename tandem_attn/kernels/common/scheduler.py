@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import ptx
-from tandem_attn.kernels.common.channel import Buffers, make_channel
+from tandem_attn.kernels.common.channel import WARPS, Buffers, channel_of
 
 AHEAD = gl.constexpr(2)  # tiles the producer may be ahead of the slowest consumer
 
@@ -96,8 +96,14 @@ def _dense_coords(tile, blocks, heads, batch, section, descending: gl.constexpr)
 @gluon.jit
 def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr):
     """Carries the coordinates of tiles from the producer to every consumer."""
+    return tile_channel_of(consumers if plain else consumers * WARPS, plain)
+
+
+@gluon.jit
+def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr):
+    """``make_tile_channel``, each slot released by ``arrivals`` arrivals."""
     slots = gl.allocate_shared_memory(gl.int32, [AHEAD, 4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    return make_channel(Buffers(slots, slots), AHEAD, consumers, plain)
+    return channel_of(Buffers(slots, slots), AHEAD, arrivals, plain)
 
 
 @gluon.jit
