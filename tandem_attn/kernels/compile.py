@@ -136,14 +136,17 @@ def _descriptor_type(tensor: str, tail: bool, plan: Plan) -> str:
 
     box = box_shape(tensor, tail, plan)
     dtype = {"bfloat16": "bf16", "float16": "fp16"}[plan.dtype]
-    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16 if dtype == "bf16" else gl.float16)
+    split = []
+    if plan.cta_group == 2:  # each CTA of a pair holds half the rows of q, k and o, and half the columns of v
+        split = [[int(i == len(box) - (1 if tensor == "v" else 2)) for i in range(len(box))]]
+    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16 if dtype == "bf16" else gl.float16, cga_layout=split)
     return f"tensordesc<{dtype}{box},{layout!r}>"
 
 
 def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     """Shape of one TMA copy of q, k, v or o, see ``kernels.common.copies``."""
     chunks = plan.head_dim_chunks if tensor in "qk" else plan.head_dim_v_chunks
-    rows = plan.tile_m if tensor in "qo" else plan.tile_n
+    rows = plan.tile_m * plan.cta_group if tensor in "qo" else plan.tile_n
     return [1] * leading_dims(tensor, plan) + [rows, chunks[-1] if tail else chunks[0]]
 
 

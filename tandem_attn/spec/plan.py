@@ -130,8 +130,8 @@ class Plan:
 
     @property
     def shared_kv_ring(self) -> bool:
-        """Whether K and V tiles have one size, so that all slots form one ring; otherwise K and V have a ring each."""
-        return sum(self.head_dim_chunks) == sum(self.head_dim_v_chunks)
+        """Whether K and V tiles have one shape in a CTA, so that all slots form one ring; otherwise K and V have a ring each."""
+        return sum(self.head_dim_chunks) == sum(self.head_dim_v_chunks) and self.cta_group == 1
 
     @property
     def k_stages(self) -> int:

@@ -23,18 +23,25 @@ class Buffers:
 
 
 @gluon.jit
-def make_buffers(dtype: gl.constexpr, stages: gl.constexpr, rows: gl.constexpr, chunks: gl.constexpr):
-    slots = gl.allocate_shared_memory(dtype, [stages, rows, chunks[0]], tma_layout(rows, chunks[0], dtype))
+def make_buffers(dtype: gl.constexpr, stages: gl.constexpr, rows: gl.constexpr, chunks: gl.constexpr, split: gl.constexpr = ()):
+    """``split``: how the CTAs of a cluster share a tile, see ``cluster_split``."""
+    slots = gl.allocate_shared_memory(dtype, [stages, rows, chunks[0]], tma_layout(rows, chunks[0], dtype, split))
     if len(chunks) > 1:
-        return Buffers(slots, gl.allocate_shared_memory(dtype, [stages, rows, chunks[1]], tma_layout(rows, chunks[1], dtype)))
+        return Buffers(slots, gl.allocate_shared_memory(dtype, [stages, rows, chunks[1]], tma_layout(rows, chunks[1], dtype, split)))
     else:
         return Buffers(slots, slots)
 
 
 @gluon.constexpr_function
-def tma_layout(rows, columns, dtype):
+def tma_layout(rows, columns, dtype, split=()):
     """Swizzled layout that TMA writes and MMA reads."""
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype, cga_layout=[list(basis) for basis in split])
+
+
+@gluon.constexpr_function
+def cluster_split(plan, dim, rank=2):
+    """Layout bases of a tile of which each CTA of a pair holds half along ``dim``; none without pairs."""
+    return (tuple(int(i == dim) for i in range(rank)),) if plan.cta_group == 2 else ()
 
 
 @aggregate
@@ -69,10 +76,13 @@ def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: 
 
 
 @gluon.jit
-def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr):
-    """A channel over ``buffers``, each slot released by ``arrivals`` arrivals."""
-    ready = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False):
+    """A channel over ``buffers``, each slot released by ``arrivals`` arrivals.
+
+    With ``pair`` a slot is ready when both CTAs of a pair have loaded their part of it, which the first one's MMA warp waits for.
+    """
+    ready = mbarrier.allocate_mbarrier(batch=stages, two_ctas=pair)
+    empty = mbarrier.allocate_mbarrier(batch=stages)
     for i in gl.static_range(stages):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(i), count=arrivals)

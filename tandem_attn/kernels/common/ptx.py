@@ -69,6 +69,18 @@ def arrive_warp_tmem(barrier):
 
 
 @gluon.jit
+def arrive_warp_tmem_pair(barrier):
+    """``arrive_warp_tmem`` at the barrier of the first CTA of the pair (PTX ISA: mapa, mbarrier.arrive)."""
+    gl.inline_asm(
+        "{ .reg .pred one; .reg .b32 first; tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync; bar.warp.sync 0xffffffff; "
+        "mapa.shared::cluster.u32 first, $0, 0; elect.sync _|one, 0xffffffff; "
+        "@one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [first]; }",
+        "r,~{memory}",
+        [barrier],
+    )
+
+
+@gluon.jit
 def tmem_done():
     """Completes this warp's stores to tensor memory, before it tells others of them (PTX ISA: tcgen05.wait, tcgen05.fence)."""
     gl.inline_asm("tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync;", "~{memory}")

@@ -17,8 +17,23 @@ def conjunctions(tree):
 
 
 @gluon.constexpr_function
-def _has_left(windows):
-    return any(window.left != "None" for window in windows)
+def _alternatives(tree):
+    return len(conjunctions(tree))
+
+
+@gluon.constexpr_function
+def _windows(tree, which):
+    return len(conjunctions(tree)[which])
+
+
+@gluon.constexpr_function
+def _window(tree, which, i):
+    return conjunctions(tree)[which][i]
+
+
+@gluon.constexpr_function
+def _has_left(tree, which):
+    return any(window.left != "None" for window in conjunctions(tree)[which])
 
 
 @gluon.jit
@@ -27,28 +42,32 @@ def hide(s, tree: gl.constexpr, scalars, seq, row, n_start, masked):
 
     ``row`` (M,) are the queries, ``n_start`` is the first key, both within the sequence.
     """
-    union: gl.constexpr = conjunctions(tree)
-    out = _hide(s, union[0], scalars, seq, row, n_start, masked)
-    for i in gl.static_range(1, len(union)):
-        out = gl.maximum(out, _hide(s, union[i], scalars, seq, row, n_start, masked))
+    out = _hide(s, tree, 0, scalars, seq, row, n_start, masked)
+    for which in gl.static_range(1, _alternatives(tree)):
+        out = gl.maximum(out, _hide(s, tree, which, scalars, seq, row, n_start, masked))
     return out
 
 
 @gluon.jit
-def _hide(s, windows: gl.constexpr, scalars, seq, row, n_start, masked):
-    start = row
+def _hide(s, tree: gl.constexpr, which: gl.constexpr, scalars, seq, row, n_start, masked):
+    """``hide`` for one of the intersections of windows that the mask is a union of: one interval of columns."""
+    start = row * 0 - masks.FAR
     stop = row * 0 + seq.k.used
-    for i in gl.static_range(len(windows)):
-        lo, hi = masks.edges(windows[i], scalars, seq.q.used, seq.k.used)
-        if windows[i].right != "None":
-            stop = gl.minimum(stop, row + hi + 1)
-        if windows[i].left != "None":
-            if _has_left(windows[:i]):
-                start = gl.maximum(start, row + lo)
-            else:
-                start = row + lo
-    asm: gl.constexpr = _outside(s.type.shape[1], _has_left(windows))
+    for i in gl.static_range(_windows(tree, which)):
+        start, stop = _narrowed(_window(tree, which, i), scalars, seq, row, start, stop)
+    asm: gl.constexpr = _outside(s.type.shape[1], _has_left(tree, which))
     return gl.inline_asm(asm, ("=&f", "f", "r", "r", "r"), [s, start - n_start, stop - n_start, masked], s.type)
+
+
+@gluon.jit
+def _narrowed(window: gl.constexpr, scalars, seq, row, start, stop):
+    """The part of an interval of keys that a window lets ``row`` see."""
+    lo, hi = masks.edges(window, scalars, seq.q.used, seq.k.used)
+    if window.left != "None":
+        start = gl.maximum(start, row + lo)
+    if window.right != "None":
+        stop = gl.minimum(stop, row + hi + 1)
+    return start, stop
 
 
 @gluon.constexpr_function

@@ -55,7 +55,7 @@ def coords_of(plan: gl.constexpr, args, tile, num_tiles):
     if plan.varlen:
         rank = _rank(args, tile)
         batch = gl.load(args.order + rank)
-        blocks = gl.cdiv(gl.load(args.cu_q + batch + 1) - gl.load(args.cu_q + batch), plan.rows_per_cta)
+        blocks = gl.cdiv(gl.load(args.cu_q + batch + 1) - gl.load(args.cu_q + batch), plan.rows_per_cta * plan.cta_group)
         within = _dense_coords(tile - gl.load(args.starts + rank), gl.maximum(blocks, 1), args.heads, 1, args.section, not is_naive(plan))
         return Coords(valid, within.m_block, within.head, batch)
     else:
@@ -100,9 +100,9 @@ def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr):
 
 
 @gluon.jit
-def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr):
-    """``make_tile_channel``, each slot released by ``arrivals`` arrivals."""
-    slots = gl.allocate_shared_memory(gl.int32, [AHEAD, 4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = ()):
+    """``make_tile_channel``, each slot released by ``arrivals`` arrivals; ``in_each_cta``: layout bases of one slot for each CTA of a pair."""
+    slots = gl.allocate_shared_memory(gl.int32, [AHEAD, 4], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta))
     return channel_of(Buffers(slots, slots), AHEAD, arrivals, plain)
 
 

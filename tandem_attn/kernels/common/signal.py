@@ -20,6 +20,7 @@ class Signal:
     index: gl.tensor
     phase: gl.tensor
     stages: gl.constexpr
+    pair: gl.constexpr  # both CTAs of a pair arrive at the first one's barrier, which only its MMA warp waits for
     plain: gl.constexpr  # Gluon's own wait and arrive: one arrival a role and a barrier of its warps, visible to Triton's sanitizers
 
     @gluon.jit
@@ -47,29 +48,36 @@ class Signal:
         if self.plain:
             ptx.tmem_done()
             mbarrier.arrive(self.barrier(), count=1)
+        elif self.pair:
+            ptx.arrive_warp_tmem_pair(self.barrier())
         else:
             ptx.arrive_warp_tmem(self.barrier())
 
     @gluon.jit
     def next(self):
         index, phase = step(self.index, self.phase, self.stages)
-        return Signal(self.barriers, index, phase, self.stages, self.plain)
+        return Signal(self.barriers, index, phase, self.stages, self.pair, self.plain)
+
+    @gluon.jit
+    def next_if(self, waited):
+        """``next`` if ``waited``, of a single signal."""
+        return Signal(self.barriers, self.index, self.phase ^ waited.to(gl.int32), self.stages, self.pair, self.plain)
 
     @gluon.jit
     def given(self):
         """The same signal for a holder whose first wait passes at once."""
-        return Signal(self.barriers, self.index, self.phase ^ 1, self.stages, self.plain)
+        return Signal(self.barriers, self.index, self.phase ^ 1, self.stages, self.pair, self.plain)
 
     @gluon.jit
     def alone(self):
         """The same signal for a role of one warp, which has no other warps to wait for."""
-        return Signal(self.barriers, self.index, self.phase, self.stages, gl.constexpr(True))
+        return Signal(self.barriers, self.index, self.phase, self.stages, self.pair, gl.constexpr(True))
 
 
 @gluon.jit
-def make_signal(stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr):
-    """A ring of ``stages`` signals, each given by ``arrivals`` arrivals."""
-    barriers = mbarrier.allocate_mbarrier(batch=stages)
+def make_signal(stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False):
+    """A ring of ``stages`` signals, each given by ``arrivals`` arrivals; with ``pair``, of each CTA."""
+    barriers = mbarrier.allocate_mbarrier(batch=stages, two_ctas=pair)
     for i in gl.static_range(stages):
         mbarrier.init(barriers.index(i), count=arrivals)
-    return Signal(barriers, gl.to_tensor(0), gl.to_tensor(0), stages, plain)
+    return Signal(barriers, gl.to_tensor(0), gl.to_tensor(0), stages, pair, plain)

@@ -10,7 +10,7 @@ from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.sm90.forward import work_at
 from tandem_attn.kernels.sm100 import memory
 from tandem_attn.kernels.sm100.pipeline import Tile, next_parts, o_over_q
-from tandem_attn.kernels.sm100.softmax import row_layout
+from tandem_attn.kernels.sm100.softmax import row_layout, tile_type
 
 RESCALE_COLUMNS = gl.constexpr(32)  # of O held in registers at a time
 STORE_COLUMNS = gl.constexpr(16)
@@ -22,7 +22,7 @@ def correction(plan: gl.constexpr, args, pipe):
     two: gl.constexpr = plan.q_stages == 2
     a = pipe.query_tiles[0]
     b = pipe.query_tiles[plan.q_stages - 1]
-    lane_row = ptx.pinned(gl.arange(0, plan.tile_m, gl.SliceLayout(1, row_layout(STORE_COLUMNS))))
+    lane_row = ptx.pinned(gl.arange(0, memory.rows(plan), gl.SliceLayout(1, row_layout(plan, STORE_COLUMNS))))
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
@@ -46,7 +46,7 @@ def _rescale(plan: gl.constexpr, tmem, index: gl.constexpr, tile, lane_row, has_
     if plan.q_stages == 1:
         if has_o:
             tile.o_ready.wait()
-        tile = Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next())
+        tile = Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next_if(has_o))
     o = ptx.tmem_lanes(memory.output(plan, tmem, index, 0), lane_row)
     ptx.tmem_after()
     asm: gl.constexpr = _scale_row(plan)
@@ -99,13 +99,12 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
     ptx.tmem_done()
     fence_async_shared()
     gl.barrier()
-    row = work.row + index * plan.tile_m
+    row = work.row + index * memory.rows(plan)
     store_tile(plan, args.o, args.o_tail, plan.head_dim_v_chunks, work.seq.batch, work.seq.q, work.head, row, slot, tail)
     if o_over_q(plan):
         tma.store_wait(0)
         gl.barrier()
-        q = pipe.q.lane(index).receiver()
-        q.release()
+        pipe.q.lane(index).receiver().release()
     return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next())
 
 
@@ -113,7 +112,6 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
 def _stage(plan: gl.constexpr, o, slot, factor, lane_row):
     """One chunk of O times ``factor`` (128,) from tensor to shared memory."""
     address = ptx.tmem_lanes(o, lane_row)
-    part: gl.constexpr = gl.distributed_type(gl.float32, [plan.tile_m, STORE_COLUMNS], row_layout(STORE_COLUMNS))
     for i in gl.static_range(o.shape[1] // STORE_COLUMNS):
-        scaled = ptx.load_row(address + i * STORE_COLUMNS, part) * factor[:, None]
+        scaled = ptx.load_row(address + i * STORE_COLUMNS, tile_type(plan, STORE_COLUMNS)) * factor[:, None]
         slot.slice(i * STORE_COLUMNS, STORE_COLUMNS, dim=1).store(scaled.to(slot.dtype))

@@ -4,7 +4,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, allocate_tensor_memory
 
-LANES = gl.constexpr(128)
+from tandem_attn.kernels.common.channel import cluster_split
+
+LANES = 128  # of one CTA
+
+
+@gluon.constexpr_function
+def rows(plan):
+    """Of one query tile, in all CTAs that compute it together."""
+    return LANES * plan.cta_group
 
 
 @gluon.constexpr_function
@@ -20,32 +28,33 @@ def columns(plan):
 
 
 @gluon.constexpr_function
-def layout(width):
-    return TensorMemoryLayout((LANES.value, width), col_stride=1)
+def layout(plan, width):
+    split = [list(basis) for basis in cluster_split(plan, 0)]
+    return TensorMemoryLayout((LANES, width), col_stride=1, cga_layout=split, two_ctas=plan.cta_group == 2)
 
 
 @gluon.jit
 def allocate(plan: gl.constexpr):
-    return allocate_tensor_memory(gl.float32, [LANES, columns(plan)], layout(128))
+    return allocate_tensor_memory(gl.float32, [rows(plan), columns(plan)], layout(plan, 128))
 
 
 @gluon.jit
 def scores(plan: gl.constexpr, tmem, tile: gl.constexpr, slot):
-    """S of a query tile, float32 (128, tile_n); with one query tile there are two and ``slot`` says which."""
+    """S of a query tile, float32 (rows, tile_n); with one query tile there are two and ``slot`` says which."""
     if plan.q_stages == 2:
-        return _view(tmem, offset(plan, _name("S", tile)), plan.tile_n)
+        return _view(plan, tmem, offset(plan, _name("S", tile)), plan.tile_n)
     else:
         both = tmem.slice(offset(plan, "S0"), 2 * plan.tile_n)
-        return both.reinterpret(gl.float32, [2, LANES, plan.tile_n], layout(plan.tile_n)).index(slot)
+        return both.reinterpret(gl.float32, [2, rows(plan), plan.tile_n], layout(plan, plan.tile_n)).index(slot)
 
 
 @gluon.jit
 def weights(plan: gl.constexpr, tmem, tile: gl.constexpr, slot, dtype: gl.constexpr):
-    """P, 16-bit (128, tile_n), over the end of its S."""
+    """P, 16-bit (rows, tile_n), over the end of its S."""
     wide: gl.constexpr = 2 * plan.tile_n
     first: gl.constexpr = 2 * (offset(plan, "P0") - offset(plan, "S0"))
     place = scores(plan, tmem, tile, slot)
-    return place.reinterpret(dtype, [LANES, wide], layout(wide)).slice(first, plan.tile_n)
+    return place.reinterpret(dtype, [rows(plan), wide], layout(plan, wide)).slice(first, plan.tile_n)
 
 
 @gluon.constexpr_function
@@ -55,8 +64,8 @@ def _name(letter, tile):
 
 @gluon.jit
 def output(plan: gl.constexpr, tmem, tile: gl.constexpr, chunk: gl.constexpr):
-    """One chunk of O, float32 (128, columns of the chunk)."""
-    return _view(tmem, offset(plan, _name("O", tile)) + _before(plan, chunk), plan.head_dim_v_chunks[chunk])
+    """One chunk of O, float32 (rows, columns of the chunk)."""
+    return _view(plan, tmem, offset(plan, _name("O", tile)) + _before(plan, chunk), plan.head_dim_v_chunks[chunk])
 
 
 @gluon.constexpr_function
@@ -65,5 +74,5 @@ def _before(plan, chunk):
 
 
 @gluon.jit
-def _view(tmem, first: gl.constexpr, width: gl.constexpr):
-    return tmem.slice(first, width).reinterpret(gl.float32, [LANES, width], layout(width))
+def _view(plan: gl.constexpr, tmem, first: gl.constexpr, width: gl.constexpr):
+    return tmem.slice(first, width).reinterpret(gl.float32, [rows(plan), width], layout(plan, width))

@@ -63,8 +63,8 @@ def _ping_pong(plan: gl.constexpr, args, tmem, a, b, q_a, q_b, kv, blocks):
         b = _scores(plan, tmem, 1, b, q_b, k, (b.s_ready.barrier(), k.empty()))
         use_acc = True
     if not o_over_q(plan):
-        tcgen05_commit(q_a.empty())
-        tcgen05_commit(q_b.empty())
+        tcgen05_commit(q_a.empty(), descs=_in_pair(plan, q_a))
+        tcgen05_commit(q_b.empty(), descs=_in_pair(plan, q_b))
     v = kv.v
     v.wait()
     a = _values(plan, args, tmem, 0, a, v, use_acc, (a.o_ready.barrier(),))
@@ -92,7 +92,7 @@ def _one_tile(plan: gl.constexpr, args, tmem, a, q_a, kv, blocks):
         a = _values(plan, args, tmem, 0, a, v, use_acc, (a.o_ready.barrier(), v.empty()))
         use_acc = True
     if not o_over_q(plan):
-        tcgen05_commit(q_a.empty())
+        tcgen05_commit(q_a.empty(), descs=_in_pair(plan, q_a))
     v = kv.v
     v.wait()
     a = _values(plan, args, tmem, 0, a, v, use_acc, (a.o_ready.barrier(), v.empty()))
@@ -100,14 +100,23 @@ def _one_tile(plan: gl.constexpr, args, tmem, a, q_a, kv, blocks):
 
 
 @gluon.jit
+def _in_pair(plan: gl.constexpr, q):
+    """What a commit needs in order to arrive in both CTAs of a pair."""
+    if plan.cta_group == 2:
+        return (q.slot(),)
+    else:
+        return ()
+
+
+@gluon.jit
 def _scores(plan: gl.constexpr, tmem, index: gl.constexpr, tile, q, k, done):
     """S = Q K^T of one block; ``done`` are barriers to arrive at when it is complete."""
     s = memory.scores(plan, tmem, index, tile.s_ready.index)
     if len(plan.head_dim_chunks) == 1:
-        tcgen05_mma(q.slot(), k.slot().permute((1, 0)), s, use_acc=False, mbarriers=done)
+        tcgen05_mma(q.slot(), k.slot().permute((1, 0)), s, use_acc=False, multicast=plan.cta_group == 2, mbarriers=done)
     else:
         tcgen05_mma(q.slot(), k.slot().permute((1, 0)), s, use_acc=False, mbarriers=())
-        tcgen05_mma(q.tail(), k.tail().permute((1, 0)), s, mbarriers=done)
+        tcgen05_mma(q.tail(), k.tail().permute((1, 0)), s, multicast=plan.cta_group == 2, mbarriers=done)
     return tile.after_scores()
 
 
@@ -139,7 +148,7 @@ def _keys(plan: gl.constexpr, tmem, index: gl.constexpr, p, v, keys: gl.constexp
     o = memory.output(plan, tmem, index, 0)
     v_keys = v.slot().slice(keys[0], keys[1])
     if len(plan.head_dim_v_chunks) == 1:
-        tcgen05_mma(p, v_keys, o, use_acc=use_acc, mbarriers=done)
+        tcgen05_mma(p, v_keys, o, use_acc=use_acc, multicast=plan.cta_group == 2, mbarriers=done)
     else:
         tcgen05_mma(p, v_keys, o, use_acc=use_acc, mbarriers=())
-        tcgen05_mma(p, v.tail().slice(keys[0], keys[1]), memory.output(plan, tmem, index, 1), use_acc=use_acc, mbarriers=done)
+        tcgen05_mma(p, v.tail().slice(keys[0], keys[1]), memory.output(plan, tmem, index, 1), use_acc=use_acc, multicast=plan.cta_group == 2, mbarriers=done)

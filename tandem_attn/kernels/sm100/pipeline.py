@@ -11,10 +11,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import tensor_memory_descriptor
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common.channel import WARPS, Buffers, Channel, KeyValue, channel_of, make_buffers
+from tandem_attn.kernels.common.channel import WARPS, Buffers, Channel, KeyValue, channel_of, cluster_split, make_buffers
 from tandem_attn.kernels.common.scheduler import tile_channel_of
 from tandem_attn.kernels.common.signal import Signal, make_signal
 from tandem_attn.kernels.sm100 import memory
+from tandem_attn.kernels.sm100.handout import HandOut, make_handout
 
 
 @aggregate
@@ -56,6 +57,7 @@ class Pipeline:
     o: Buffers
     tiles: Channel  # coordinates from the load role to all others
     query_tiles: gl.tuple
+    handout: HandOut
 
 
 @gluon.constexpr_function
@@ -73,37 +75,49 @@ def o_over_q(plan):
 @gluon.jit
 def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, plain: gl.constexpr):
     warps: gl.constexpr = 1 if plain else WARPS
-    q_arrivals: gl.constexpr = warps if o_over_q(plan) else 1
-    q = channel_of(make_buffers(dtype, plan.q_stages, plan.tile_m, plan.head_dim_chunks), plan.q_stages, q_arrivals, plain)
+    pair: gl.constexpr = plan.cta_group == 2
+    by_rows: gl.constexpr = cluster_split(plan, 0)
+    q = channel_of(
+        make_buffers(dtype, plan.q_stages, memory.rows(plan), plan.head_dim_chunks, by_rows), plan.q_stages, 1, True, pair
+    )
     if o_over_q(plan):
         o = q.buffers
     else:
-        o = make_buffers(dtype, plan.q_stages, plan.tile_m, plan.head_dim_v_chunks)
+        o = make_buffers(dtype, plan.q_stages, memory.rows(plan), plan.head_dim_v_chunks, by_rows)
     if plan.shared_kv_ring:
         k = channel_of(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, 1, True)
         v = k
     else:
-        k = channel_of(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, 1, True)
-        v = channel_of(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, 1, True)
+        k_buffers = make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks, by_rows)
+        v_buffers = make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks, cluster_split(plan, 1))
+        k = channel_of(k_buffers, plan.k_stages, 1, True, pair)
+        v = channel_of(v_buffers, plan.v_stages, 1, True, pair)
     kv_out = KeyValue(k.sender(), v.sender(), plan.shared_kv_ring)
     kv_in = KeyValue(k.receiver(), v.receiver(), plan.shared_kv_ring)
-    tiles = tile_channel_of((plan.q_stages + 1) * warps + 1, plain)
+    tiles = tile_channel_of((plan.q_stages + 1) * warps + 1, plain, in_each_cta(plan, 2))
     if plan.q_stages == 2:
         query_tiles = (_make_tile(plan, plain), _make_tile(plan, plain))
     else:
         query_tiles = (_make_tile(plan, plain),)
-    return Pipeline(memory.allocate(plan), q, kv_out, kv_in, o, tiles, query_tiles)
+    return Pipeline(memory.allocate(plan), q, kv_out, kv_in, o, tiles, query_tiles, make_handout(plan))
+
+
+@gluon.constexpr_function
+def in_each_cta(plan, rank):
+    """Layout bases of shared memory of which each CTA of a pair has its own."""
+    return [[0] * rank] if plan.cta_group == 2 else []
 
 
 @gluon.jit
 def _make_tile(plan: gl.constexpr, plain: gl.constexpr):
     warps: gl.constexpr = 1 if plain else WARPS
-    stats = gl.allocate_shared_memory(gl.float32, [memory.LANES], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    first = make_signal(ring(plan), 2 * warps, plain)
+    pair: gl.constexpr = plan.cta_group == 2
+    stats = gl.allocate_shared_memory(gl.float32, [memory.LANES], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta(plan, 1)))
+    first = make_signal(ring(plan), 2 * warps, plain, pair)
     if len(plan.p_parts) == 1:
         p_ready = (first,)
     else:
-        p_ready = (first, make_signal(ring(plan), warps, plain))
+        p_ready = (first, make_signal(ring(plan), warps, plain, pair))
     return Tile(
         make_signal(ring(plan), 1, plain), p_ready, stats, make_signal(1, warps, plain), make_signal(1, warps, plain), make_signal(1, 1, plain)
     )

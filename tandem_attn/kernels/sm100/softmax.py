@@ -6,6 +6,7 @@ from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import masks, ptx, row_masks
 from tandem_attn.kernels.common import softmax as online
+from tandem_attn.kernels.common.channel import cluster_split
 from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.sm90.forward import _with_sink, has_bias, work_at
 from tandem_attn.kernels.sm100 import memory
@@ -24,18 +25,18 @@ class State:
 @gluon.constexpr_function
 def row_type(plan, dtype):
     """A number a row, one row a thread."""
-    return gl.distributed_type(dtype, [plan.tile_m], gl.SliceLayout(1, s_layout(plan)))
+    return gl.distributed_type(dtype, [memory.rows(plan)], gl.SliceLayout(1, row_layout(plan, plan.tile_n)))
 
 
 @gluon.constexpr_function
-def s_layout(plan):
-    return row_layout(plan.tile_n)
+def tile_type(plan, columns):
+    """float32 (rows, columns): thread t of the role holds row t of its CTA, as tcgen05.ld .32x32b gives it."""
+    return gl.distributed_type(gl.float32, [memory.rows(plan), columns], row_layout(plan, columns))
 
 
 @gluon.constexpr_function
-def row_layout(columns):
-    """(128, columns): thread t of the role holds row t, as tcgen05.ld .32x32b gives it."""
-    return gl.BlockedLayout([1, columns], [32, 1], [4, 1], [1, 0])
+def row_layout(plan, columns):
+    return gl.BlockedLayout([1, columns], [32, 1], [4, 1], [1, 0], [list(basis) for basis in cluster_split(plan, 0)])
 
 
 @gluon.jit
@@ -44,11 +45,11 @@ def softmax(plan: gl.constexpr, args, pipe, index: gl.constexpr):
     tile = pipe.query_tiles[index]
     tile = Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free.given(), tile.o_ready)
     rows: gl.constexpr = row_type(plan, gl.int32)
-    lane_row = ptx.pinned(gl.arange(0, plan.tile_m, rows.layout))
+    lane_row = ptx.pinned(gl.arange(0, memory.rows(plan), rows.layout))
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
-        row = work.row + index * plan.tile_m + lane_row
+        row = work.row + index * memory.rows(plan) + lane_row
         start = ptx.uniform(work.visit.start)
         n_block = ptx.uniform(work.visit.stop)
         zero = (lane_row * 0).to(gl.float32)
@@ -67,8 +68,7 @@ def _block(plan: gl.constexpr, args, tmem, work, row, lane_row, state, tile, n_b
     p_tmem = memory.weights(plan, tmem, index, tile.s_ready.index, args.v.dtype)
     tile.s_ready.wait()
     ptx.tmem_after()
-    scores: gl.constexpr = gl.distributed_type(gl.float32, [plan.tile_m, plan.tile_n], s_layout(plan))
-    s = ptx.load_row(ptx.tmem_lanes(s_tmem, lane_row), scores)
+    s = ptx.load_row(ptx.tmem_lanes(s_tmem, lane_row), tile_type(plan, plan.tile_n))
     s, scale = _logits(plan, args, work, s, row, n_block)
     row_max = gl.maximum(state.row_max, gl.max(s, axis=1) * scale)
     row_max = _kept_max(plan, state.row_max, row_max)
