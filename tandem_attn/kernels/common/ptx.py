@@ -11,6 +11,17 @@ NAMED_BARRIER = gl.constexpr(8)  # first of the hardware barriers 8-15; the comp
 
 
 @gluon.jit
+def here(slot):
+    """A shared-memory descriptor as it is, or, in a cluster, the address of this CTA's own (PTX ISA: mapa): ``inline_asm`` passes that of
+    the first CTA."""
+    if gl.num_ctas() == 1:
+        return slot
+    else:
+        asm: gl.constexpr = "{ .reg .b32 rank; mov.u32 rank, %cluster_ctarank; mapa.shared::cluster.u32 $0, $1, rank; }"
+        return gl.inline_asm(asm, "=r,r", [slot], gl.int32)
+
+
+@gluon.jit
 def arrive_warp(barrier):
     """One arrival a warp, by an elected lane, after what every lane did before (PTX ISA: bar.warp.sync, elect.sync, mbarrier.arrive).
 
@@ -19,7 +30,7 @@ def arrive_warp(barrier):
     gl.inline_asm(
         "{ .reg .pred one; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; @one mbarrier.arrive.shared::cta.b64 _, [$0]; }",
         "r,~{memory}",
-        [barrier],
+        [here(barrier)],
     )
 
 
@@ -31,7 +42,7 @@ def arrive_warp_after(barrier, value):
     moves arithmetic behind the wait, and it overlaps with nothing. The bit pattern compared with is no result of arithmetic (NaNs are
     0x7fffffff: PTX ISA, floating point instructions).
     """
-    gl.inline_asm(_arrive_warp_after, ("r", "f"), [barrier, value])
+    gl.inline_asm(_arrive_warp_after, ("r", "f"), [here(barrier), value])
 
 
 @gluon.constexpr_function
@@ -53,7 +64,7 @@ def wait_phase(barrier, phase):
     gl.inline_asm(
         "{ .reg .pred done; again${:uid}: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @!done bra again${:uid}; }",
         "r,r,~{memory}",
-        [barrier, phase],
+        [here(barrier), phase],
     )
 
 
@@ -64,17 +75,16 @@ def arrive_warp_tmem(barrier):
         "{ .reg .pred one; tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync; bar.warp.sync 0xffffffff; "
         "elect.sync _|one, 0xffffffff; @one mbarrier.arrive.shared::cta.b64 _, [$0]; }",
         "r,~{memory}",
-        [barrier],
+        [here(barrier)],
     )
 
 
 @gluon.jit
 def arrive_warp_tmem_pair(barrier):
-    """``arrive_warp_tmem`` at the barrier of the first CTA of the pair (PTX ISA: mapa, mbarrier.arrive)."""
+    """``arrive_warp_tmem`` at the barrier of the first CTA of the pair (PTX ISA: mbarrier.arrive)."""
     gl.inline_asm(
-        "{ .reg .pred one; .reg .b32 first; tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync; bar.warp.sync 0xffffffff; "
-        "mapa.shared::cluster.u32 first, $0, 0; elect.sync _|one, 0xffffffff; "
-        "@one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [first]; }",
+        "{ .reg .pred one; tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync; bar.warp.sync 0xffffffff; "
+        "elect.sync _|one, 0xffffffff; @one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0]; }",
         "r,~{memory}",
         [barrier],
     )
@@ -123,7 +133,7 @@ def _load_row(outputs, inputs):
 def put_row(slot, x, row):
     """x of every thread into a row vector of float32 in shared memory (PTX ISA: st.shared)."""
     asm: gl.constexpr = "{ .reg .b32 at; and.b32 at, $2, 127; shl.b32 at, at, 2; add.s32 at, at, $0; st.shared.f32 [at], $1; }"
-    gl.inline_asm(asm, "r,f,r,~{memory}", [slot, x, row])
+    gl.inline_asm(asm, "r,f,r,~{memory}", [here(slot), x, row])
 
 
 @gluon.jit
@@ -131,7 +141,7 @@ def get_row(slot, row):
     """The thread's element of a row vector of float32 in shared memory (PTX ISA: ld.shared)."""
     type: gl.constexpr = gl.distributed_type(gl.float32, row.type.shape, row.type.layout)  # noqa: A001
     asm: gl.constexpr = "{ .reg .b32 at; and.b32 at, $2, 127; shl.b32 at, at, 2; add.s32 at, at, $1; ld.shared.f32 $0, [at]; }"
-    return gl.inline_asm(asm, "=f,r,r,~{memory}", [slot, row], type)
+    return gl.inline_asm(asm, "=f,r,r,~{memory}", [here(slot), row], type)
 
 
 @gluon.jit
@@ -171,14 +181,14 @@ def _in_order(number):
 @gluon.jit
 def store_four(slot, a, b, c, d):
     """Four int32 into shared memory, the same from every lane (PTX ISA: st.shared)."""
-    gl.inline_asm("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r,r,r,r,r,~{memory}", [slot, a, b, c, d])
+    gl.inline_asm("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r,r,r,r,r,~{memory}", [here(slot), a, b, c, d])
 
 
 @gluon.jit
 def load_four(slot):
     """Four int32 from shared memory, alike in every lane (PTX ISA: ld.shared)."""
     four: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
-    return gl.inline_asm("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r,~{memory}", [slot], four)
+    return gl.inline_asm("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r,~{memory}", [here(slot)], four)
 
 
 @gluon.jit

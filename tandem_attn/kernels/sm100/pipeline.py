@@ -94,7 +94,7 @@ def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, plain: gl.constexpr):
         v = channel_of(v_buffers, plan.v_stages, 1, True, pair)
     kv_out = KeyValue(k.sender(), v.sender(), plan.shared_kv_ring)
     kv_in = KeyValue(k.receiver(), v.receiver(), plan.shared_kv_ring)
-    tiles = tile_channel_of((plan.q_stages + 1) * warps + 1, plain, in_each_cta(plan, 2))
+    tiles = tile_channel_of((plan.q_stages + 1) * warps + 1, plain, in_each_cta(plan))
     if plan.q_stages == 2:
         query_tiles = (_make_tile(plan, plain), _make_tile(plan, plain))
     else:
@@ -103,16 +103,16 @@ def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, plain: gl.constexpr):
 
 
 @gluon.constexpr_function
-def in_each_cta(plan, rank):
+def in_each_cta(plan):
     """Layout bases of shared memory of which each CTA of a pair has its own."""
-    return [[0] * rank] if plan.cta_group == 2 else []
+    return [[0]] if plan.cta_group == 2 else []
 
 
 @gluon.jit
 def _make_tile(plan: gl.constexpr, plain: gl.constexpr):
     warps: gl.constexpr = 1 if plain else WARPS
     pair: gl.constexpr = plan.cta_group == 2
-    stats = gl.allocate_shared_memory(gl.float32, [memory.LANES], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta(plan, 1)))
+    stats = gl.allocate_shared_memory(gl.float32, [memory.LANES], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta(plan)))
     first = make_signal(ring(plan), 2 * warps, plain, pair)
     if len(plan.p_parts) == 1:
         p_ready = (first,)
