@@ -49,7 +49,7 @@ def softmax(plan: gl.constexpr, args, pipe, index: gl.constexpr):
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
-        row = work.row + index * memory.rows(plan) + lane_row
+        row = ptx.pinned(work.row + index * memory.rows(plan) + lane_row)
         start = ptx.uniform(work.visit.start)
         n_block = ptx.uniform(work.visit.stop)
         zero = (lane_row * 0).to(gl.float32)
