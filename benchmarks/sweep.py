@@ -92,24 +92,21 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     ),
     "o_over_q": (
         [by_tokens(256, s, mask) for s in (1024, 8192) for mask in ("full", "causal")],
-        ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "tau+early+o_over_q", "tau+late+o_over_q",
-         "seq+tau+early+no_turns+o_over_q", "tau+no_turns+o_over_q"],
+        ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "tau+early+o_over_q", "seq+early+o_over_q"],
     ),
     "o_over_q_192": (
         [by_tokens(192, s, mask, heads=16, head_dim_v=128) for s in (1024, 8192) for mask in ("full", "causal")],
-        ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "seq+tau+early+o_over_q+q_tail", "tau+early+o_over_q",
-         "tau+late+o_over_q", "seq+tau+early+o_over_q+no_turns", "tau+late+o_over_q+q_tail"],
+        ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "tau+early+o_over_q", "tau+late+o_over_q",
+         "seq+tau+early+o_over_q+no_turns", "seq+tau+early+o_over_q+q_tail"],
     ),
     "d64_shapes": (
-        [by_tokens(64, s, mask) for s in (1024, 8192) for mask in ("full", "causal")],
-        ["seq+tau+late+three", "seq+tau+three+no_turns", "tau+three+no_turns", "tau+late+three+n64", "tau+early+three+n64",
-         "tau+three+n64+no_turns", "reg+tau+late+three+n64", "reg+tau+three+n64+no_turns", "seq+tau+late+three+n64", "tau+late+two",
-         "reg_seq_tau+early+two", "reg_seq_tau+two+no_turns", "reg_seq_tau+two+late", "tau+two+no_turns", "seq+tau+three+no_turns+fma12",
-         "tau+three+n64+no_turns+fma12"],
+        [by_tokens(64, s, mask) for s in (1024, 2048, 8192) for mask in ("full", "causal")],
+        ["seq+tau+late+three", "seq+late+three", "tau+late+three", "seq+tau+late+three+fma12", "seq+tau+late+three+fma25",
+         "reg_seq_tau+two+no_turns", "reg_seq_tau+two+late", "reg_seq_tau+two+no_turns+fma12"],
     ),
     "d128_kv": (
-        [by_tokens(128, s, mask) for s in (1024, 16384) for mask in ("full", "causal")],
-        ["reg_seq_tau+early", "reg_seq_tau+late", "reg_seq_tau+no_turns", "smem_seq_tau+early+o_over_q", "smem_tau+late+o_over_q"],
+        [by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")],
+        ["reg_seq_tau+early", "reg_seq_tau+late", "reg_seq_tau+no_turns", "reg_seq+early", "smem_seq_tau+early", "smem_seq_tau+early+o_over_q"],
     ),
 }  # fmt: skip
 
@@ -160,7 +157,7 @@ def run_group(name: str, peers: tuple[str, ...] = ("cudnn", "fa3", "fa4")) -> li
                 continue
             functions[key] = run
         functions["matmul"] = matmul_tflops()
-        times = milliseconds(functions, rounds=3)
+        times = milliseconds(functions, rounds=5, round_ms=20)
         rates = {n: (2 * 8192**3 if n == "matmul" else case.flops) / median(t) * 1e-9 for n, t in times.items()}
         print(case, " ".join(f"{n} {r:.0f}" for n, r in rates.items()), flush=True)
         cells.append({"case": case.__dict__, "tflops": rates, "gpu": gpu_state()})
