@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -19,11 +20,18 @@ ROUND_MS = 30.0  # of one function in one round: long enough to reach the power-
 
 
 def milliseconds(functions: Mapping[str, Run], rounds: int = 5, round_ms: float = ROUND_MS) -> dict[str, list[float]]:
-    """Milliseconds a call in each round. Every other round runs in reverse order, so that drifts of the clock cancel."""
+    """Milliseconds a call in each round, in an order drawn anew each time.
+
+    The clock follows the power of the last tens of milliseconds: whoever runs after a function of low power would profit. So each function
+    runs untimed for two thirds of a round first.
+    """
     repeats = {name: max(2, round(round_ms / _once(run, 3))) for name, run in functions.items()}
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for i in range(rounds):
-        for name in list(functions) if i % 2 == 0 else reversed(list(functions)):
+    order = random.Random(0)
+    for _ in range(rounds):
+        for name in order.sample(list(functions), len(functions)):
+            for _ in range(2 * repeats[name] // 3):
+                functions[name]()
             times[name].append(_once(functions[name], repeats[name]))
     return times
 
