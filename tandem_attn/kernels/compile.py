@@ -65,8 +65,7 @@ def compiled(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel
 
 def code_plan(plan: Plan) -> Plan:
     """The plan without what does not change the code: plans that share a kernel become equal."""
-    maps = {} if plan.tmem else {"smem": ()}  # Blackwell kernels lay out their memory by the plan's maps
-    return replace(plan, **maps, schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False)
+    return replace(plan, smem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -111,7 +111,7 @@ def tmem_lanes(tmem, row):
 
 
 @gluon.jit
-def load_row(address, type: gl.constexpr):  # noqa: A002
+def load_row(address, type: gl.constexpr):
     """A row of float32 of every thread from tensor memory, complete (PTX ISA: tcgen05.ld, tcgen05.wait).
 
     Gluon's load leaves its wait behind the last use of what it loads.
@@ -139,7 +139,7 @@ def put_row(slot, x, row):
 @gluon.jit
 def get_row(slot, row):
     """The thread's element of a row vector of float32 in shared memory (PTX ISA: ld.shared)."""
-    type: gl.constexpr = gl.distributed_type(gl.float32, row.type.shape, row.type.layout)  # noqa: A001
+    type: gl.constexpr = gl.distributed_type(gl.float32, row.type.shape, row.type.layout)
     asm: gl.constexpr = "{ .reg .b32 at; and.b32 at, $2, 127; shl.b32 at, at, 2; add.s32 at, at, $1; ld.shared.f32 $0, [at]; }"
     return gl.inline_asm(asm, "=f,r,r,~{memory}", [here(slot), row], type)
 

@@ -99,4 +99,3 @@ def _add_alibi(count):
         lines += [f"sub.f32 far, {distance}, {softmax.float_bits(i)};", "abs.f32 far, far;", f"mul.f32 x, ${count + i}, {scale};"]
         lines += [f"fma.rn.f32 ${i}, far, {slope}, x;"]
     return "\n".join([*lines, "}"])
-

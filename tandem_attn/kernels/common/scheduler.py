@@ -101,7 +101,10 @@ def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr):
 
 @gluon.jit
 def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = ()):
-    """``make_tile_channel``, each slot released by ``arrivals`` arrivals; ``in_each_cta``: layout bases of one slot for each CTA of a pair."""
+    """``make_tile_channel``, each slot released by ``arrivals`` arrivals.
+
+    ``in_each_cta``: layout bases of shared memory of which each CTA of a pair has its own.
+    """
     slots = gl.allocate_shared_memory(gl.int32, [AHEAD, 4], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta))
     return channel_of(Buffers(slots, slots), AHEAD, arrivals, plain)
 

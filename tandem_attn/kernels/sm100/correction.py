@@ -9,7 +9,7 @@ from tandem_attn.kernels.common.copies import store_tile
 from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.sm90.forward import work_at
 from tandem_attn.kernels.sm100 import memory
-from tandem_attn.kernels.sm100.pipeline import Tile, next_parts, o_over_q
+from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
 from tandem_attn.kernels.sm100.softmax import row_layout, tile_type
 
 RESCALE_COLUMNS = gl.constexpr(32)  # of O held in registers at a time
@@ -101,7 +101,7 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
     gl.barrier()
     row = work.row + index * memory.rows(plan)
     store_tile(plan, args.o, args.o_tail, plan.head_dim_v_chunks, work.seq.batch, work.seq.q, work.head, row, slot, tail)
-    if o_over_q(plan):
+    if plan.o_over_q:
         tma.store_wait(0)
         gl.barrier()
         pipe.q.lane(index).receiver().release()

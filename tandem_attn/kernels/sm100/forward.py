@@ -1,7 +1,7 @@
 """Blackwell forward: two query tiles in ping-pong, S, P and O in tensor memory, one warp for all products and one for all loads.
 
-Who does what: ``load``, ``mma``, ``softmax``, ``correction`` are one file each, ``pipeline`` is what they share. The account of the schedule
-is docs/blackwell_forward.md.
+The roles are one file each: ``load``, ``mma``, ``softmax``, ``correction``; ``pipeline`` is what they share. The account of the schedule is
+docs/blackwell_forward.md.
 """
 
 from triton.experimental import gluon

@@ -12,7 +12,6 @@ from tandem_attn.kernels.common import ptx
 from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.sm90.forward import work_at
 from tandem_attn.kernels.sm100 import memory
-from tandem_attn.kernels.sm100.pipeline import o_over_q
 from tandem_attn.kernels.sm100.weights import pieces
 
 WIDEST = gl.constexpr(128)  # keys of one call
@@ -62,7 +61,7 @@ def _ping_pong(plan: gl.constexpr, args, tmem, a, b, q_a, q_b, kv, blocks):
         b = _values(plan, args, tmem, 1, b, v, use_acc, (v.empty(),))
         b = _scores(plan, tmem, 1, b, q_b, k, (b.s_ready.barrier(), k.empty()))
         use_acc = True
-    if not o_over_q(plan):
+    if not plan.o_over_q:
         tcgen05_commit(q_a.empty(), descs=_in_pair(plan, q_a))
         tcgen05_commit(q_b.empty(), descs=_in_pair(plan, q_b))
     v = kv.v
@@ -91,7 +90,7 @@ def _one_tile(plan: gl.constexpr, args, tmem, a, q_a, kv, blocks):
         v.wait()
         a = _values(plan, args, tmem, 0, a, v, use_acc, (a.o_ready.barrier(), v.empty()))
         use_acc = True
-    if not o_over_q(plan):
+    if not plan.o_over_q:
         tcgen05_commit(q_a.empty(), descs=_in_pair(plan, q_a))
     v = kv.v
     v.wait()
@@ -151,4 +150,6 @@ def _keys(plan: gl.constexpr, tmem, index: gl.constexpr, p, v, keys: gl.constexp
         tcgen05_mma(p, v_keys, o, use_acc=use_acc, multicast=plan.cta_group == 2, mbarriers=done)
     else:
         tcgen05_mma(p, v_keys, o, use_acc=use_acc, mbarriers=())
-        tcgen05_mma(p, v.tail().slice(keys[0], keys[1]), memory.output(plan, tmem, index, 1), use_acc=use_acc, multicast=plan.cta_group == 2, mbarriers=done)
+        o = memory.output(plan, tmem, index, 1)
+        v_keys = v.tail().slice(keys[0], keys[1])
+        tcgen05_mma(p, v_keys, o, use_acc=use_acc, multicast=plan.cta_group == 2, mbarriers=done)

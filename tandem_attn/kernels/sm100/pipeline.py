@@ -42,10 +42,13 @@ class Tile:
 
 @gluon.jit
 def next_parts(p_ready):
+    """The signals of the parts of P, one block on."""
     if len(p_ready) == 1:
         return (p_ready[0].next(),)
-    else:
+    elif len(p_ready) == 2:
         return (p_ready[0].next(), p_ready[1].next())
+    else:
+        return (p_ready[0].next(), p_ready[1].next(), p_ready[2].next())
 
 
 @aggregate
@@ -66,21 +69,13 @@ def ring(plan):
     return 2 // plan.q_stages
 
 
-@gluon.constexpr_function
-def o_over_q(plan):
-    """Whether O is staged where its Q lay."""
-    return any(region.name == "O0" and region.overlaps for region in plan.smem)
-
-
 @gluon.jit
 def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, plain: gl.constexpr):
     warps: gl.constexpr = 1 if plain else WARPS
     pair: gl.constexpr = plan.cta_group == 2
     by_rows: gl.constexpr = cluster_split(plan, 0)
-    q = channel_of(
-        make_buffers(dtype, plan.q_stages, memory.rows(plan), plan.head_dim_chunks, by_rows), plan.q_stages, 1, True, pair
-    )
-    if o_over_q(plan):
+    q = channel_of(make_buffers(dtype, plan.q_stages, memory.rows(plan), plan.head_dim_chunks, by_rows), plan.q_stages, 1, True, pair)
+    if plan.o_over_q:
         o = q.buffers
     else:
         o = make_buffers(dtype, plan.q_stages, memory.rows(plan), plan.head_dim_v_chunks, by_rows)
@@ -116,8 +111,9 @@ def _make_tile(plan: gl.constexpr, plain: gl.constexpr):
     first = make_signal(ring(plan), 2 * warps, plain, pair)
     if len(plan.p_parts) == 1:
         p_ready = (first,)
-    else:
+    elif len(plan.p_parts) == 2:
         p_ready = (first, make_signal(ring(plan), warps, plain, pair))
-    return Tile(
-        make_signal(ring(plan), 1, plain), p_ready, stats, make_signal(1, warps, plain), make_signal(1, warps, plain), make_signal(1, 1, plain)
-    )
+    else:
+        p_ready = (first, make_signal(ring(plan), warps, plain, pair), make_signal(ring(plan), warps, plain, pair))
+    s_ready = make_signal(ring(plan), 1, plain)
+    return Tile(s_ready, p_ready, stats, make_signal(1, warps, plain), make_signal(1, warps, plain), make_signal(1, 1, plain))

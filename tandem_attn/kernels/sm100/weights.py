@@ -60,7 +60,7 @@ def _piece(plan, first, width):
     lines += _constants(plan.exp2.degree) if any(on_fma) else []
     for i in range(pairs):
         lines += [_pair("x", scores[first + 2 * i], scores[first + 2 * i + 1]), "fma.rn.ftz.f32x2 x, x, scale, minus;"]
-        lines += _polynomial(plan.exp2.degree) if on_fma[i] else ["mov.b64 {x0, x1}, x;", *(f"ex2.approx.ftz.f32 x{j}, x{j};" for j in (0, 1))]
+        lines += _polynomial(plan.exp2.degree) if on_fma[i] else _on_mufu()
         lines += [f"cvt.rn.{_packed(plan)}.f32 p{i}, x1, x0;", _pair("x", "x0", "x1")]
         lines += [f"mov.b64 sum{i}, x;" if i < 2 else f"add.rn.ftz.f32x2 sum{i % 2}, sum{i % 2}, x;"]
     stored = ", ".join(f"p{i}" for i in range(pairs))
@@ -78,6 +78,11 @@ def _on_fma(split, pair):
 @gluon.constexpr_function
 def _packed(plan):
     return {"bfloat16": "bf16x2", "float16": "f16x2"}[plan.dtype]
+
+
+@gluon.constexpr_function
+def _on_mufu():
+    return ["mov.b64 {x0, x1}, x;", "ex2.approx.ftz.f32 x0, x0;", "ex2.approx.ftz.f32 x1, x1;"]
 
 
 @gluon.constexpr_function
