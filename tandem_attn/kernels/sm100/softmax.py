@@ -8,7 +8,7 @@ from tandem_attn.kernels.common import masks, ptx, row_masks
 from tandem_attn.kernels.common import softmax as online
 from tandem_attn.kernels.common.channel import cluster_split
 from tandem_attn.kernels.common.scheduler import receive_tile
-from tandem_attn.kernels.sm90.forward import _with_sink, has_bias, work_at
+from tandem_attn.kernels.sm90.forward import _with_sink, work_at
 from tandem_attn.kernels.sm100 import memory
 from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
 from tandem_attn.kernels.sm100.weights import write_p
