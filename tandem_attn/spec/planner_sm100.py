@@ -79,11 +79,14 @@ def _forward_tmem(q_stages: int, tile_n: int, dv: int, element_bytes: int) -> tu
 
 
 def _roles(q_stages: int) -> tuple[Role, ...]:
-    # With 24 registers for the small roles, correction gets 104 and no loop spills; at the public kernels' 80 it does (compiled for
-    # sm_100a).
-    # It comes first: Gluon's first role gets the registers that the others leave.
-    softmax = [Role(f"softmax{i}", 4, 192) for i in range(q_stages)]
-    return (Role("correction", 4, 104), *softmax, Role("mma", 1, 24), Role("load", 1, 24))
+    """The launch table. Gluon's first role gets the registers that the others leave.
+
+    With these budgets no loop over key blocks spills (two query tiles; compiled for sm_100a). With 192 for softmax and 24 for the small
+    roles, which suits one chunk of head_dim, the mma loop of two chunks does; with 80 for correction its loop does.
+    """
+    correction, softmax, small = (96, 184, 48) if q_stages == 2 else (168, 232, 112)
+    tiles = [Role(f"softmax{i}", 4, softmax) for i in range(q_stages)]
+    return (Role("correction", 4, correction), *tiles, Role("mma", 1, small), Role("load", 1, small))
 
 
 def _exp2(problem: Problem, arch: Arch) -> Exp2Split:

@@ -12,7 +12,7 @@ from pathlib import Path
 import triton
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9_.]+)(.*?);", re.M)
+_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(@!?U?P\d+\s+)?([A-Z0-9_.]+)(.*?);", re.M)
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Sass:
 
     instructions: tuple[tuple[str, str], ...]  # opcode with modifiers, operands
     addresses: tuple[int, ...] = ()
+    predicates: tuple[str, ...] = ()
 
     def count(self, opcode: str) -> int:
         return sum(name == opcode or name.startswith(opcode + ".") for name, _ in self.instructions)
@@ -39,16 +40,23 @@ class Sass:
         return self.count("STL") + self.count("LDL")
 
     def loops(self, opcode: str, least: int) -> list[Sass]:
-        """Innermost loops (backward branches) with at least ``least`` of an opcode, in program order."""
+        """The innermost loops with at least ``least`` of an opcode, in program order.
+
+        A loop ends in a conditional backward branch; unconditional ones come back from code that lies out of line.
+        """
         places = {address: i for i, address in enumerate(self.addresses)}
         spans = []
         for i, (name, rest) in enumerate(self.instructions):
-            target = re.search(r"0x([0-9a-f]+)", rest) if name.startswith("BRA") else None
-            start = places.get(int(target[1], 16), i) if target else i
-            if start < i and Sass(self.instructions[start : i + 1]).count(opcode) >= least:
-                spans.append((start, i + 1))
+            target = re.search(r"(U?P\d+, )?0x([0-9a-f]+)", rest) if name.startswith("BRA") else None
+            if target and (self.predicates[i] or target[1]):
+                start = places.get(int(target[2], 16), i)
+                if start < i and self._slice(start, i + 1).count(opcode) >= least:
+                    spans.append((start, i + 1))
         inner = [a for a in spans if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in spans)]
-        return [Sass(self.instructions[start:stop], self.addresses[start:stop]) for start, stop in sorted(inner)]
+        return [self._slice(start, stop) for start, stop in sorted(inner)]
+
+    def _slice(self, start: int, stop: int) -> Sass:
+        return Sass(self.instructions[start:stop], self.addresses[start:stop], self.predicates[start:stop])
 
 
 def disassemble(cubin: bytes) -> Sass:
@@ -57,7 +65,8 @@ def disassemble(cubin: bytes) -> Sass:
         path.write_bytes(cubin)
         text = subprocess.run([_TOOLS / "cuobjdump", "-sass", path], capture_output=True, text=True, check=True).stdout
     found = _INSTRUCTION.findall(text)
-    return Sass(tuple((name, rest) for _, name, rest in found), tuple(int(address, 16) for address, _, _ in found))
+    addresses, predicates, names, rests = zip(*found, strict=True)
+    return Sass(tuple(zip(names, rests, strict=True)), tuple(int(address, 16) for address in addresses), predicates)
 
 
 def ptxas_messages(ptx: str) -> str:

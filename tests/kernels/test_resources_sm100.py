@@ -42,6 +42,7 @@ PLANS = {
 class Compiled:
     kernel: Kernel
     sass: Sass
+    smem_planned: int = 0
 
     @property
     def plan(self) -> Plan:
@@ -55,7 +56,7 @@ class Compiled:
 @pytest.fixture(scope="module", params=PLANS)
 def built(request: pytest.FixtureRequest) -> Compiled:
     kernel = compiled(PLANS[request.param])
-    return Compiled(kernel, disassemble(kernel.cubin))
+    return Compiled(kernel, disassemble(kernel.cubin), PLANS[request.param].smem_bytes)
 
 
 SPILLS_A_TILE = 16  # loads and stores once a tile and role: Triton's role number and what a role's last lines need; none in a loop
@@ -75,7 +76,7 @@ def test_softmax_loop_waits_for_no_other_warp(built: Compiled) -> None:
 
 def test_capacity(built: Compiled) -> None:
     chip = get_arch(built.plan.arch)
-    assert built.kernel.shared_bytes <= built.plan_bytes if hasattr(built, "plan_bytes") else built.kernel.shared_bytes <= (chip.smem_bytes_cta or 0)
+    assert built.kernel.shared_bytes <= built.smem_planned <= (chip.smem_bytes_cta or 0)
     (columns,) = {int(n) for n in re.findall(r"tcgen05\.alloc\S* \[\S+\], (\d+)", built.kernel.ptx)}
     assert built.plan.tmem_columns <= columns <= 512
     assert "trap;" not in built.kernel.ptx
