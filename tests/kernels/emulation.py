@@ -27,10 +27,12 @@ from tandem_attn.spec.problem import Problem
 
 Q_LENGTHS = (0, 150, 1, 300, 77, 0, 129)
 K_LENGTHS = (10, 0, 33, 300, 200, 4, 128)
-_EXP = 1.0e-6  # relative error of an exponential, MUFU or polynomial against the tiled reference's own; float32 sums add less
+TIPPED = 1 / 4  # share of a row's weights that may round the other way, where float32 sums in another order tip them
 
 
-def problem(seqlen_q: int = 300, seqlen_k: int = 0, *, head_dim: int = 128, heads: int = 1, mask: Mask | None = None, **other: Any) -> Problem:
+def problem(
+    seqlen_q: int = 300, seqlen_k: int = 0, *, head_dim: int = 128, heads: int = 1, mask: Mask | None = None, **other: Any
+) -> Problem:
     options = {"batch": 1, "heads_kv": heads, "device": "cuda", "return_lse": True, **other}
     return Problem(
         seqlen_q=seqlen_q, seqlen_k=seqlen_k or seqlen_q, heads=heads, head_dim=head_dim, mask=Full() if mask is None else mask, **options
@@ -144,15 +146,17 @@ def assert_right(p: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tenso
 
 
 def assert_like_tiled(plan: Plan, inputs: Inputs, out: Tensor, expected: Tensor) -> None:
-    """Each element within one unit in the last place of O, and one rounding of a weight of P (which a sum's last bit can tip) times V.
+    """Each element within one unit in the last place of O, and half a unit of the weights of P that a sum's last bit may tip, times V.
 
-    The weights of a row sum to 1, so ``eps * max|v| / 2`` bounds one rounding of the largest possible weight.
+    The largest seen in ``PROBLEMS`` is a fifth of the second term.
     """
     eps = torch.finfo(out.dtype).eps
     size = torch.maximum(out.abs(), expected.abs()).double()
     unit = 2.0 ** torch.floor(torch.log2(size.clamp_min(torch.finfo(out.dtype).tiny))) * eps
-    allowed = unit + eps / 2 * inputs.v.double().nan_to_num(0.0).abs().max()
+    allowed = unit + TIPPED * eps / 2 * inputs.v.double().nan_to_num(0.0).abs().max()
     excess = (out.double() - expected.double()).abs() - allowed
     worst = torch.unravel_index(excess.argmax(), excess.shape)
     at = tuple(int(i) for i in worst)
-    assert excess.max() <= 0, f"O{list(at)} = {out[at].item():.9g}, tiled {expected[at].item():.9g}, allowed {allowed[at].item():.3g}; {plan}"
+    assert excess.max() <= 0, (
+        f"O{list(at)} = {out[at].item():.9g}, tiled {expected[at].item():.9g}, allowed {allowed[at].item():.3g}; {plan}"
+    )

@@ -46,6 +46,8 @@ def softmax(plan: gl.constexpr, args, pipe, index: gl.constexpr):
     tile = Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free.given(), tile.o_ready)
     rows: gl.constexpr = row_type(plan, gl.int32)
     lane_row = ptx.pinned(gl.arange(0, memory.rows(plan), rows.layout))
+    s_address = ptx.tmem_lanes(memory.scores(plan, pipe.tmem, index, 0), lane_row)
+    p_address = ptx.tmem_lanes(memory.weights(plan, pipe.tmem, index, 0, args.v.dtype), lane_row)
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
@@ -56,19 +58,21 @@ def softmax(plan: gl.constexpr, args, pipe, index: gl.constexpr):
         state = State(zero + float("-inf"), (zero, zero))
         for _ in range(start, ptx.uniform(work.visit.stop)):
             n_block -= 1
-            state, tile = _block(plan, args, pipe.tmem, work, row, lane_row, state, tile, n_block, index)
+            state, tile = _block(plan, args, work, row, lane_row, state, tile, n_block, (s_address, p_address))
         tile = _finish(plan, args, work, row, lane_row, state, tile)
         at, tiles_in = receive_tile(tiles_in)
 
 
 @gluon.jit
-def _block(plan: gl.constexpr, args, tmem, work, row, lane_row, state, tile, n_block, index: gl.constexpr):
-    """Maxima, statistics and P of one key block."""
-    s_tmem = memory.scores(plan, tmem, index, tile.s_ready.index)
-    p_tmem = memory.weights(plan, tmem, index, tile.s_ready.index, args.v.dtype)
+def _block(plan: gl.constexpr, args, work, row, lane_row, state, tile, n_block, places):
+    """Maxima, statistics and P of one key block; ``places`` are the addresses of S and P."""
+    s_address, p_address = places
+    if plan.q_stages == 1:  # two S tiles take turns
+        s_address += tile.s_ready.index * plan.tile_n
+        p_address += tile.s_ready.index * plan.tile_n
     tile.s_ready.wait()
     ptx.tmem_after()
-    s = ptx.load_row(ptx.tmem_lanes(s_tmem, lane_row), tile_type(plan, plan.tile_n))
+    s = ptx.load_row(s_address, tile_type(plan, plan.tile_n))
     s, scale = _logits(plan, args, work, s, row, n_block)
     row_max = gl.maximum(state.row_max, gl.max(s, axis=1) * scale)
     row_max = _kept_max(plan, state.row_max, row_max)
@@ -76,7 +80,7 @@ def _block(plan: gl.constexpr, args, tmem, work, row, lane_row, state, tile, n_b
     alpha = gl.exp2(state.row_max - safe_max)
     tile = _send(tile, alpha, lane_row)
     sums = (state.sums[0] * alpha, state.sums[1] * alpha)
-    sums = write_p(plan, s, scale, safe_max, sums, ptx.tmem_lanes(p_tmem, lane_row), args.batch, tile.p_ready)
+    sums = write_p(plan, s, scale, safe_max, sums, p_address, args.batch, tile.p_ready)
     tile = Tile(tile.s_ready.next(), next_parts(tile.p_ready), tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready)
     return State(row_max, sums), tile
 
