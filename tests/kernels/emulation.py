@@ -146,7 +146,7 @@ def assert_right(p: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tenso
 
 
 def assert_like_tiled(plan: Plan, inputs: Inputs, out: Tensor, expected: Tensor) -> None:
-    """Each element within one unit in the last place of O, and half a unit of the weights of P that a sum's last bit may tip, times V.
+    """Each element within one unit in the last place of O, and half a unit of the weights that a sum's last bit may tip, times V.
 
     The largest seen in ``PROBLEMS`` is a fifth of the second term.
     """
