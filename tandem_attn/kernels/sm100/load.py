@@ -40,3 +40,7 @@ def load(plan: gl.constexpr, args, pipe):
         tile, handout = take(plan, handout, asked)
         at = coords_of(plan, args, tile, num_tiles)
         tiles_out = send_tile(tiles_out, at)
+    q_out.drain()
+    kv_out.k.drain()
+    if not plan.shared_kv_ring:
+        kv_out.v.drain()

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import tensor_memory_descriptor
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common.channel import WARPS, Buffers, Channel, KeyValue, channel_of, cluster_split, make_buffers
+from tandem_attn.kernels.common.channel import WARPS, Buffers, Channel, KeyValue, channel_of, cluster_split, in_each_cta, make_buffers
 from tandem_attn.kernels.common.scheduler import tile_channel_of
 from tandem_attn.kernels.common.signal import Signal, make_signal
 from tandem_attn.kernels.sm100 import memory
@@ -95,12 +95,6 @@ def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, plain: gl.constexpr):
     else:
         query_tiles = (_make_tile(plan, plain),)
     return Pipeline(memory.allocate(plan), q, kv_out, kv_in, o, tiles, query_tiles, make_handout(plan))
-
-
-@gluon.constexpr_function
-def in_each_cta(plan):
-    """Layout bases of shared memory of which each CTA of a pair has its own."""
-    return [[0]] if plan.cta_group == 2 else []
 
 
 @gluon.jit
