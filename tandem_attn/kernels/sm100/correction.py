@@ -8,7 +8,7 @@ from tandem_attn.kernels.common import ptx
 from tandem_attn.kernels.common.copies import store_tile
 from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.sm90.forward import work_at
-from tandem_attn.kernels.sm100 import memory
+from tandem_attn.kernels.sm100 import memory, twins
 from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
 from tandem_attn.kernels.sm100.softmax import row_layout, tile_type
 
@@ -49,8 +49,10 @@ def _rescale(plan: gl.constexpr, tmem, index: gl.constexpr, tile, lane_row, has_
         tile = Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next_if(has_o))
     o = ptx.tmem_lanes(memory.output(plan, tmem, index, 0), lane_row)
     ptx.tmem_after()
-    asm: gl.constexpr = _scale_row(plan)
-    gl.inline_asm(asm, "r,f,r,~{memory}", [o, alpha, has_o.to(gl.int32)])
+    if tile.s_ready.plain:
+        twins.scale_output(plan, tmem, index, alpha, has_o)
+    else:
+        gl.inline_asm(_scale_row(plan), "r,f,r,~{memory}", [o, alpha, has_o.to(gl.int32)])
     tile.p_ready[0].arrive_tmem()
     return Tile(tile.s_ready, next_parts(tile.p_ready), tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready)
 
@@ -59,7 +61,10 @@ def _rescale(plan: gl.constexpr, tmem, index: gl.constexpr, tile, lane_row, has_
 def _receive(tile, lane_row):
     """The next number a row from softmax."""
     tile.stats_ready.wait()
-    x = ptx.get_row(tile.stats, lane_row)
+    if tile.s_ready.plain:
+        x = tile.stats.load(lane_row.type.layout)
+    else:
+        x = ptx.get_row(tile.stats, lane_row)
     tile.stats_free.arrive()
     return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready.next(), tile.stats_free.next(), tile.o_ready), x
 
@@ -93,9 +98,9 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
     gl.barrier()
     tile.o_ready.wait()
     ptx.tmem_after()
-    _stage(plan, memory.output(plan, pipe.tmem, index, 0), slot, factor, lane_row)
+    _stage(plan, memory.output(plan, pipe.tmem, index, 0), slot, factor, lane_row, tile.s_ready.plain)
     if len(plan.head_dim_v_chunks) == 2:
-        _stage(plan, memory.output(plan, pipe.tmem, index, 1), tail, factor, lane_row)
+        _stage(plan, memory.output(plan, pipe.tmem, index, 1), tail, factor, lane_row, tile.s_ready.plain)
     ptx.tmem_done()
     fence_async_shared()
     gl.barrier()
@@ -109,9 +114,13 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
 
 
 @gluon.jit
-def _stage(plan: gl.constexpr, o, slot, factor, lane_row):
-    """One chunk of O times ``factor`` (128,) from tensor to shared memory."""
+def _stage(plan: gl.constexpr, o, slot, factor, lane_row, plain: gl.constexpr):
+    """One chunk of O times ``factor`` (rows,) from tensor to shared memory."""
     address = ptx.tmem_lanes(o, lane_row)
     for i in gl.static_range(o.shape[1] // STORE_COLUMNS):
-        scaled = ptx.load_row(address + i * STORE_COLUMNS, tile_type(plan, STORE_COLUMNS)) * factor[:, None]
+        if plain:
+            part = twins.load(o.slice(i * STORE_COLUMNS, STORE_COLUMNS), row_layout(plan, STORE_COLUMNS))
+        else:
+            part = ptx.load_row(address + i * STORE_COLUMNS, tile_type(plan, STORE_COLUMNS))
+        scaled = part * factor[:, None]
         slot.slice(i * STORE_COLUMNS, STORE_COLUMNS, dim=1).store(scaled.to(slot.dtype))

@@ -24,7 +24,7 @@ class Tile:
 
     s_ready: Signal  # S is complete; with ping-pong also O of the block before, and its P was read
     p_ready: gl.tuple  # a part of P is written; the first also says that O is rescaled
-    stats: gl.shared_memory_descriptor  # float32 (128,): how to scale O, first block by block, then once to normalise it
+    stats: gl.shared_memory_descriptor  # float32 (rows,): how to scale O, first block by block, then once to normalise it
     stats_ready: Signal
     stats_free: Signal
     o_ready: Signal  # O holds all blocks; without ping-pong given after every block
@@ -101,7 +101,8 @@ def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, plain: gl.constexpr):
 def _make_tile(plan: gl.constexpr, plain: gl.constexpr):
     warps: gl.constexpr = 1 if plain else WARPS
     pair: gl.constexpr = plan.cta_group == 2
-    stats = gl.allocate_shared_memory(gl.float32, [memory.LANES], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta(plan)))
+    by_rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0], cluster_split(plan, 0, 1))
+    stats = gl.allocate_shared_memory(gl.float32, [memory.rows(plan)], by_rows)
     first = make_signal(ring(plan), 2 * warps, plain, pair)
     if len(plan.p_parts) == 1:
         p_ready = (first,)

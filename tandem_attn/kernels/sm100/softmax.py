@@ -9,7 +9,7 @@ from tandem_attn.kernels.common import softmax as online
 from tandem_attn.kernels.common.channel import cluster_split
 from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.sm90.forward import _with_sink, work_at
-from tandem_attn.kernels.sm100 import memory
+from tandem_attn.kernels.sm100 import memory, twins
 from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
 from tandem_attn.kernels.sm100.weights import write_p
 
@@ -58,21 +58,25 @@ def softmax(plan: gl.constexpr, args, pipe, index: gl.constexpr):
         state = State(zero + float("-inf"), (zero, zero))
         for _ in range(start, ptx.uniform(work.visit.stop)):
             n_block -= 1
-            state, tile = _block(plan, args, work, row, lane_row, state, tile, n_block, (s_address, p_address))
+            state, tile = _block(plan, args, pipe.tmem, work, row, lane_row, state, tile, n_block, (s_address, p_address), index)
         tile = _finish(plan, args, work, row, lane_row, state, tile)
         at, tiles_in = receive_tile(tiles_in)
 
 
 @gluon.jit
-def _block(plan: gl.constexpr, args, work, row, lane_row, state, tile, n_block, places):
+def _block(plan: gl.constexpr, args, tmem, work, row, lane_row, state, tile, n_block, places, index: gl.constexpr):
     """Maxima, statistics and P of one key block; ``places`` are the addresses of S and P."""
     s_address, p_address = places
+    slot = tile.s_ready.index
     if plan.q_stages == 1:  # two S tiles take turns
-        s_address += tile.s_ready.index * plan.tile_n
-        p_address += tile.s_ready.index * plan.tile_n
+        s_address += slot * plan.tile_n
+        p_address += slot * plan.tile_n
     tile.s_ready.wait()
     ptx.tmem_after()
-    s = ptx.load_row(s_address, tile_type(plan, plan.tile_n))
+    if tile.s_ready.plain:
+        s = twins.load(memory.scores(plan, tmem, index, slot), row_layout(plan, plan.tile_n))
+    else:
+        s = ptx.load_row(s_address, tile_type(plan, plan.tile_n))
     s, scale = _logits(plan, args, work, s, row, n_block)
     row_max = gl.maximum(state.row_max, gl.max(s, axis=1) * scale)
     row_max = _kept_max(plan, state.row_max, row_max)
@@ -80,7 +84,10 @@ def _block(plan: gl.constexpr, args, work, row, lane_row, state, tile, n_block, 
     alpha = gl.exp2(state.row_max - safe_max)
     tile = _send(tile, alpha, lane_row)
     sums = (state.sums[0] * alpha, state.sums[1] * alpha)
-    sums = write_p(plan, s, scale, safe_max, sums, p_address, args.batch, tile.p_ready)
+    if tile.s_ready.plain:
+        sums = twins.write_p(plan, s, scale, safe_max, sums, memory.weights(plan, tmem, index, slot, args.v.dtype), tile.p_ready)
+    else:
+        sums = write_p(plan, s, scale, safe_max, sums, p_address, args.batch, tile.p_ready)
     tile = Tile(tile.s_ready.next(), next_parts(tile.p_ready), tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready)
     return State(row_max, sums), tile
 
@@ -121,7 +128,10 @@ def _kept_max(plan: gl.constexpr, old, new):
 def _send(tile, x, lane_row):
     """Passes a number a row to correction."""
     tile.stats_free.wait()
-    ptx.put_row(tile.stats, x, lane_row)
+    if tile.s_ready.plain:
+        tile.stats.store(x)
+    else:
+        ptx.put_row(tile.stats, x, lane_row)
     tile.stats_ready.arrive()
     return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready.next(), tile.stats_free.next(), tile.o_ready)
 
