@@ -1,7 +1,8 @@
 """Backends: what runs a Problem, which one ``auto`` takes, and what each lacks.
 
 ``auto`` goes down ``ORDER`` and takes the first that covers the problem. A named backend never falls back. ``tandem``, the Hopper
-forward, runs by name only until the whole semantic suite has run over it on a GPU.
+forward, runs by name only until the whole semantic suite has run over it on a GPU; ``emulator:ARCH``, the same kernels executed and judged
+on a CPU, always runs by name only.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from tandem_attn.kernels import backend as kernels
+from tandem_attn.kernels import emulated
 from tandem_attn.reference import sdpa, tiled
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Gradients, Inputs
-from tandem_attn.spec.plan import Plan
+from tandem_attn.spec.plan import FORWARD, Plan
 from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
@@ -71,6 +74,14 @@ def _tandem_missing(problem: Problem) -> str | None:
     return kernels.missing(problem) or (f"a backward of its own (PyTorch's is used, which lacks {lacking})" if lacking else None)
 
 
+def _emulated(arch: str) -> Backend:
+    def plan(problem: Problem, direction: str) -> Plan:
+        return emulated.plan(problem, arch) if direction == FORWARD else _host_plan(problem, direction)
+
+    summary = f"Tandem's own {arch} forward, executed and judged on the CPU (backward by reference)"
+    return Backend(emulated.PREFIX + arch, summary, partial(emulated.missing, arch=arch), plan, emulated.forward, tiled.backward)
+
+
 BACKENDS = {
     backend.name: backend
     for backend in (
@@ -79,6 +90,7 @@ BACKENDS = {
         ),
         Backend("sdpa", "PyTorch's scaled_dot_product_attention kernels", sdpa.missing, _host_plan, sdpa.forward, sdpa.backward),
         Backend("reference", "tiled attention in PyTorch operations", _nothing_missing, _host_plan, tiled.forward, tiled.backward),
+        *map(_emulated, emulated.CHIPS),
     )
 }
 ORDER = ("sdpa", "reference")  # what auto tries
