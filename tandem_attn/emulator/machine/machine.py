@@ -166,6 +166,7 @@ class Machine:
             for report in observer.finish() or ():
                 self.add_report(report)
         self.statistics.run_s += time.perf_counter() - began
+        self.statistics.opcodes = self.control.opcodes()
 
     def loop(self) -> None:
         stuck_rounds = 0
