@@ -78,7 +78,7 @@ class Warp:
         self.time_out = False  # the blocked try_wait returns false now
         self.waits_in_phase: tuple[int, int, int, int] | None = None  # (CTA, offset, instruction, phase) of the blocked try_wait
         self.timed_out_at = -1  # the machine's progress when this warp's waits last timed out
-        self.timed_out: set[int] = set()  # the instructions that did
+        self.timed_out: dict[int, tuple[int, bytes]] = {}  # instruction that did -> how often, and the registers' digest then
         self.cluster_phase: int | None = None  # of its arrival at the cluster barrier, until it has waited
         self.current = -1  # the machine instruction in execution
         self.instructions = 0
