@@ -75,9 +75,9 @@ def flush_product(out: Array, a: Array, b: Array) -> Array:
     """`codegen/rounding.py`: mul_flushed behind the product `out`, the same bits in fewer steps."""
     size = np.abs(out)
     small = size <= _NORMAL32
-    if small.tobytes() == _NOWHERE:
+    if 1 not in small.tobytes():
         return out
-    if (size == _NORMAL32).tobytes() != _NOWHERE:
+    if 1 in (size == _NORMAL32).tobytes():
         small &= np.abs(a * _LIFT * b) < _LIFTED_NORMAL
     return np.where(small, np.copysign(_ZERO, out), out)
 
@@ -86,9 +86,9 @@ def flush_sum(out: Array, a: Array, b: Array, c: Array) -> Array:
     """`codegen/rounding.py`: fma_flushed behind the sum `out`, the same bits in fewer steps."""
     size = np.abs(out)
     small = size <= _NORMAL32
-    if small.tobytes() == _NOWHERE:
+    if 1 not in small.tobytes():
         return out
-    if (size == _NORMAL32).tobytes() != _NOWHERE:
+    if 1 in (size == _NORMAL32).tobytes():
         small &= np.abs(fma32(a * _LIFT, b, c * _LIFT)) < _LIFTED_NORMAL
     return np.where(small, np.copysign(_ZERO, out), out)
 

@@ -237,7 +237,7 @@ class Machine:
             warp.timed_out_at = self.progress
             warp.timed_out.clear()
         times, before = warp.timed_out.get(warp.current, (0, b""))
-        registers = warp.file.digest()
+        registers = warp.digest()
         warp.timed_out[warp.current] = times + 1, registers
         return registers != before and times < IDLE_ROUNDS
 

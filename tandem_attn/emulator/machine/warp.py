@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,13 @@ class Warp:
             place[mask] = value[mask]
         else:
             np.copyto(place, value, where=mask)
+
+    def digest(self) -> bytes:
+        """Of all registers: the same for the same contents."""
+        whole = hashlib.blake2b(digest_size=16)
+        for array in (self.P, self.Hu, self.Ru, self.Du, self.Q):
+            whole.update(array.tobytes())
+        return whole.digest()
 
     def lane_bits(self, mask: Array | None) -> int:
         return 0xFFFFFFFF if mask is None else int(_BITS[mask].sum())

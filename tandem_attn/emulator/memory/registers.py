@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,6 @@ class RegisterFile:
             **{"ru": self.r, "ri": self.r.view(np.int32), "rf": self.r.view(np.float32)},
             **{"du": self.d, "di": self.d.view(np.int64), "df": self.d.view(np.float64)},
         }
-
-    def digest(self) -> bytes:
-        """The same for the same contents."""
-        whole = hashlib.blake2b(digest_size=16)
-        for array in self.arrays:
-            whole.update(array.tobytes())
-        return whole.digest()
 
     def clear(self) -> RegisterFile:
         """All zeros, for another warp."""
