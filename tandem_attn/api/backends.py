@@ -22,6 +22,7 @@ from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
 AUTO = "auto"
+Bound = Callable[[tuple[Tensor | None, ...]], tuple[Tensor, Tensor] | None]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class Backend:
     """Anything that takes (Problem, Plan, tensors).
 
     ``missing`` names what a problem asks for that the backend lacks, or is None. ``plan`` decides how, for a direction of ``spec.plan``.
+    ``bind`` (optional) prepares repeated forwards: from one call it makes a ``Bound``, which takes the tensors of another, with the same
+    properties and in the order of ``Inputs``, and returns O and LSE, or None where ``forward`` has to do it (an address that is not
+    aligned, say). It must not keep tensors.
     """
 
     name: str
@@ -37,6 +41,7 @@ class Backend:
     plan: Callable[[Problem, str], Plan]
     forward: Callable[[Problem, Plan, Inputs], tuple[Tensor, Tensor]]
     backward: Callable[[Problem, Plan, Inputs, Tensor, Tensor, Tensor, Tensor | None], Gradients]
+    bind: Callable[[Problem, Plan, Inputs], Bound | None] | None = None
 
 
 @dataclass(frozen=True)
