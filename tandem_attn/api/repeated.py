@@ -49,7 +49,7 @@ def key(q: Any, k: Any, v: Any, others: tuple[Any, ...], options: tuple[Any, ...
         others: the other tensors; empty where there are none.
         options: window first, mask second, then any hashable values.
     """
-    window, mask, *_ = options
+    window, mask = options[0], options[1]
     if (
         not (type(q) is type(k) is type(v) is Tensor)
         or _dispatch_modes() or _function_modes() or _transforms() or _traced() or _profiled() or forward_ad._current_level >= 0
@@ -61,7 +61,7 @@ def key(q: Any, k: Any, v: Any, others: tuple[Any, ...], options: tuple[Any, ...
     try:
         found = (
             q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-            *options, *map(type, options),  # types: 1, 1.0 and True are equal, but not equally legal
+            options, *map(type, options),  # types: 1, 1.0 and True are equal, but not equally legal
         )  # fmt: skip
     except RuntimeError:  # a layout without strides, which the checks refuse
         return None
