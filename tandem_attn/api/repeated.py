@@ -101,6 +101,8 @@ def remember(key: Key, arguments: tuple[Any, ...]) -> None:
     calls = _table.calls
     if key in calls:  # its backend binds nothing, or the bound form declined this time
         return
+    if arguments[0].is_cuda and torch.cuda.is_current_stream_capturing():  # what binding does would become part of the graph
+        return
     if len(calls) >= LARGEST:
         del calls[next(iter(calls))]
     calls[key] = ops.bind(arguments)
