@@ -88,6 +88,7 @@ BACKENDS = {
             kernels.plan,
             kernels.forward,
             _tandem_backward,
+            kernels.bind,
         ),
         Backend("sdpa", "PyTorch's scaled_dot_product_attention kernels", sdpa.missing, _host_plan, sdpa.forward, sdpa.backward),
         Backend("reference", "tiled attention in PyTorch operations", _nothing_missing, _host_plan, tiled.forward, tiled.backward),

@@ -55,7 +55,7 @@ def key(q: Any, k: Any, v: Any, others: tuple[Any, ...], options: tuple[Any, ...
         or _dispatch_modes() or _function_modes() or _transforms() or _traced() or _profiled() or forward_ad._current_level >= 0
         or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
         or q.is_neg() or k.is_neg() or v.is_neg()  # the sign is then no part of the data
-        or (mask is not None and type(mask) not in _PLAIN_MASKS)
+        or (mask is not None and type(mask) not in _PLAIN_MASKS) or (window is not None and type(window) is not tuple)
     ):  # fmt: skip
         return None
     try:
@@ -66,7 +66,7 @@ def key(q: Any, k: Any, v: Any, others: tuple[Any, ...], options: tuple[Any, ...
     except RuntimeError:  # a layout without strides, which the checks refuse
         return None
     if window is not None:
-        found += tuple(map(type, window)) if type(window) is tuple else (window,)
+        found += tuple(map(type, window))
     if not others:
         return found
     properties = _properties(others)
@@ -91,7 +91,7 @@ def run(key: Key, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor] |
     """O and LSE of a call like an earlier one; None where the call has to go the whole way."""
     try:
         call = _table.calls.get(key)
-    except TypeError:  # not hashable, a list as window, say: the checks decide
+    except TypeError:  # an option that is not hashable: the checks will refuse it
         return None
     return None if call is None else call(tensors)
 

@@ -85,24 +85,20 @@ def _template(x: Tensor) -> Tensor:
     return x.new_empty(1).expand(x.shape)
 
 
-class _Maps:
-    """The descriptors of one tensor, its head's and its tail's, by its address."""
+class _Maps(dict[int, bytes]):
+    """Encoded descriptors of one tensor, of its head's and (where there is one) its tail's, by its address."""
 
-    def __init__(self, block: ArgumentBlock, launch: LaunchDescription, index: int) -> None:
-        indices = (index, index + len(launch.maps) // 2)
-        address = launch.described[index].data_ptr()
-        self._places = [(block.map_view(i), launch.maps[i], launch.maps[i].address - address) for i in indices]
-        self._view, self._tail = block.map_view(indices[0]), block.map_view(indices[1])
-        self._known: dict[int, tuple[bytes, bytes]] = {}
+    def __init__(self, launch: LaunchDescription, index: int) -> None:
+        super().__init__()
+        start, half = launch.described[index].data_ptr(), len(launch.maps) // 2
+        used = (index, index + half) if launch.kernel.has_tails else (index,)
+        self._parts = [(launch.maps[i], launch.maps[i].address - start) for i in used]
 
-    def write(self, address: int) -> None:
-        self._view[:], self._tail[:] = self._known.get(address) or self._encoded(address)
-
-    def _encoded(self, address: int) -> tuple[bytes, bytes]:
-        if len(self._known) >= _MAPS_KEPT:
-            self._known.clear()
-        head, tail = (encode(x, address + offset) for _, x, offset in self._places)
-        return self._known.setdefault(address, (head, tail))
+    def __missing__(self, address: int) -> bytes:
+        if len(self) >= _MAPS_KEPT:
+            self.clear()
+        found = self[address] = b"".join(encode(x, address + offset) for x, offset in self._parts)
+        return found
 
 
 class Bound:
@@ -114,9 +110,10 @@ class Bound:
     def __init__(self, problem: Problem, plan: Plan, launch: LaunchDescription, sources: _Sources, device: int, counter: Counter) -> None:
         block = ArgumentBlock(launch.kernel, device)
         block.write(launch)
-        self._heads, self._plan = problem.heads, plan
+        self._heads, self._plan, self._packed = problem.heads, plan, plan.varlen
         self._words, self._launch, self._grid = block.words, block.launch, launch.grid * launch.kernel.ctas
-        self._q, self._k, self._v, self._out = (_Maps(block, launch, i) for i in range(4))
+        self._maps = tuple(_Maps(launch, i) for i in range(4))
+        self._maps_at = block.maps
         self._like_out, self._like_lse = _template(launch.described[3]), _template(launch.pointers[_LSE])  # type: ignore[arg-type]
         self._direct, self._constants = sources.direct, sources.constants
         self._device, self._counter_of, self._counter, self._stream = device, counter, launch.pointers[_COUNTER], -1
@@ -134,14 +131,13 @@ class Bound:
             self._stream, self._counter = stream, self._counter_of(device, stream)
             words[_COUNTER] = self._counter.data_ptr()
         out, lse = _empty_like(self._like_out), _empty_like(self._like_lse)
-        self._q.write(q)
-        self._k.write(k)
-        self._v.write(v)
-        self._out.write(out.data_ptr())
+        maps_q, maps_k, maps_v, maps_out = self._maps
+        maps = maps_q[q], maps_k[k], maps_v[v], maps_out[out.data_ptr()]
+        self._maps_at[:] = b"".join(maps)
         words[_LSE] = lse.data_ptr()
         for place, number in self._direct:
             words[place] = tensors[number].data_ptr()
-        kept = self._pack(tensors, out, lse) if self._plan.varlen else None  # until the launch is in the stream
+        kept = self._pack(tensors, out, lse) if self._packed else None  # until the launch is in the stream
         self._launch(self._grid, stream)
         del kept
         return out, lse

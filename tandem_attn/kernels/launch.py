@@ -21,29 +21,31 @@ class ArgumentBlock:
 
     Attributes:
         launch: runs the kernel with what the block holds, as ``launch(grid, stream)``.
+        maps: the descriptors, each tensor's head beside its tail (where the kernel has tails).
         words: the pointers, as 64-bit words.
     """
 
     def __init__(self, kernel: Kernel, device: int) -> None:
-        self._values = _values(kernel)
-        maps_bytes = len(kernel.descriptors) * cuda.TENSOR_MAP_BYTES
+        self._values, self._order = _values(kernel), _map_order(kernel)
+        maps_bytes = len(self._order) * cuda.TENSOR_MAP_BYTES
         memory = ctypes.create_string_buffer(maps_bytes + self._values.size + cuda.TENSOR_MAP_ALIGN)
         address = ctypes.addressof(memory)
         start = -address % cuda.TENSOR_MAP_ALIGN
-        self._maps = memoryview(memory).cast("B")[start : start + maps_bytes]
+        self.maps = memoryview(memory).cast("B")[start : start + maps_bytes]
         self._numbers = memoryview(memory).cast("B")[start + maps_bytes : start + maps_bytes + self._values.size]
-        pointers = kernel.codes.count("Q") * struct.calcsize("Q")
-        self.words = self._numbers[:pointers].cast("Q")
+        self.words = self._numbers[: kernel.codes.count("Q") * struct.calcsize("Q")].cast("Q")
         self.launch = cuda.Launch(_function(kernel, device), kernel.threads, kernel.shared_bytes, _pointers(address + start, kernel))
 
     def write(self, launch: LaunchDescription) -> None:
         """Fills the whole block."""
-        self._maps[:] = _encoded(launch.maps)
+        self.maps[:] = _encoded(tuple(launch.maps[i] for i in self._order))
         self._values.pack_into(self._numbers, 0, *[0 if x is None else x.data_ptr() for x in launch.pointers], *launch.numbers, 0, 0)
 
-    def map_view(self, index: int) -> memoryview:
-        """Where a descriptor lies."""
-        return self._maps[index * cuda.TENSOR_MAP_BYTES : (index + 1) * cuda.TENSOR_MAP_BYTES]
+
+def _map_order(kernel: Kernel) -> list[int]:
+    """Numbers of the descriptors as they lie in the block: a tensor's head, then its tail; a kernel without tails reads heads for them."""
+    half = len(kernel.descriptors) // 2
+    return [i for head in range(half) for i in ((head, half + head) if kernel.has_tails else (head,))]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -68,11 +70,13 @@ def _values(kernel: Kernel) -> struct.Struct:
 
 def _pointers(start: int, kernel: Kernel) -> ctypes.Array[ctypes.c_void_p]:
     """Address of every kernel parameter. After each descriptor come its shape and strides, which our kernels do not read."""
-    values = start + len(kernel.descriptors) * cuda.TENSOR_MAP_BYTES
+    order, half = _map_order(kernel), len(kernel.descriptors) // 2
+    values = start + len(order) * cuda.TENSOR_MAP_BYTES
     zeros = values + _values(kernel).size - 2 * struct.calcsize("Q")
     addresses: list[int] = []
     for i, (_, box) in enumerate(kernel.descriptors):
-        addresses += [start + i * cuda.TENSOR_MAP_BYTES, *[zeros] * (2 * len(box))]
+        place = order.index(i if kernel.has_tails else i % half)
+        addresses += [start + place * cuda.TENSOR_MAP_BYTES, *[zeros] * (2 * len(box))]
     for i, code in enumerate(kernel.codes):
         addresses.append(values + struct.calcsize(kernel.codes[: i + 1]) - struct.calcsize(code))
     addresses += [zeros, zeros + struct.calcsize("Q")]
