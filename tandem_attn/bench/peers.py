@@ -61,11 +61,14 @@ def _sdpa(backend: SDPBackend | None, case: Case, t: Tensors) -> Run:
     def run() -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=gqa).transpose(1, 2)
 
-    def chosen() -> Tensor:
+    if backend is None:
+        return run
+
+    def chosen(backend: SDPBackend = backend) -> Tensor:
         with sdpa_kernel(backend):
             return run()
 
-    return run if backend is None else chosen
+    return chosen
 
 
 def _fa3(case: Case, t: Tensors) -> Run:
