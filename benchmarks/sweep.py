@@ -52,6 +52,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fma25": {"exp2": Exp2Split(3, 4, 16)},
     "fma50": {"exp2": Exp2Split(3, 8, 16)},
     "two": {"q_stages": 2},
+    "three": {"q_stages": 3},
+    "n64": {"tile_n": 64},
+    "seq": {"intra_overlap": False},
+    "tau": {"rescale_rows": 16},
+    "late": {"early_turn": False},
+    "o_over_q": {"o_over_q": True},
+    "q_tail": {"q_tail_registers": True},
 }
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     "d128": (
@@ -83,6 +90,24 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     "d192_128": (
         [by_tokens(192, 8192, mask, heads=16, head_dim_v=128) for mask in ("full", "causal")],
         ["smem_seq", "smem_seq_tau", "smem_seq+early", "smem_seq_tau+no_turns"],
+    ),
+    "o_over_q": (
+        [by_tokens(256, s, mask) for s in (1024, 8192) for mask in ("full", "causal")],
+        ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "tau+early+o_over_q", "seq+early+o_over_q"],
+    ),
+    "o_over_q_192": (
+        [by_tokens(192, s, mask, heads=16, head_dim_v=128) for s in (1024, 8192) for mask in ("full", "causal")],
+        ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "tau+early+o_over_q", "tau+late+o_over_q",
+         "seq+tau+early+o_over_q+no_turns", "seq+tau+early+o_over_q+q_tail"],
+    ),
+    "d64_shapes": (
+        [by_tokens(64, s, mask) for s in (1024, 2048, 8192) for mask in ("full", "causal")],
+        ["seq+tau+late+three", "seq+late+three", "tau+late+three", "seq+tau+late+three+fma12", "seq+tau+late+three+fma25",
+         "reg_seq_tau+two+no_turns", "reg_seq_tau+two+late", "reg_seq_tau+two+no_turns+fma12"],
+    ),
+    "d128_kv": (
+        [by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")],
+        ["reg_seq_tau+early", "reg_seq_tau+late", "reg_seq_tau+no_turns", "reg_seq+early", "smem_seq_tau+early", "smem_seq_tau+early+o_over_q"],
     ),
 }  # fmt: skip
 
@@ -127,7 +152,7 @@ def run_group(name: str, telemetry: Telemetry, peers: tuple[str, ...] = ("cudnn"
             functions[key] = run
         functions["matmul"] = matmul()
         began = time.monotonic()
-        times = milliseconds(functions, rounds=3)
+        times = milliseconds(functions, rounds=5, round_ms=20)
         rates = {n: (2 * MATMUL**3 if n == "matmul" else case.flops) / statistics.median(ms) * 1e-9 for n, ms in times.items()}
         print(case, " ".join(f"{n} {r:.0f}" for n, r in rates.items()), flush=True)
         cells.append({"case": case.__dict__, "tflops": rates, "gpu": telemetry.since(began)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -18,13 +19,20 @@ MATMUL = 8192  # rows and columns of the product that attention's rate is compar
 def milliseconds(
     functions: Mapping[str, Run], rounds: int = ROUNDS, round_ms: float = ROUND_MS, device: str = "cuda"
 ) -> dict[str, list[float]]:
-    """Milliseconds a call in each round. Every other round runs in reverse order, so that drifts of the clock cancel."""
-    once = _on_gpu if device == "cuda" else _on_cpu
-    fewest = 2 if device == "cuda" else 1
+    """Milliseconds a call in each round, in an order drawn anew each time.
+
+    A GPU's clock follows the power of the last tens of milliseconds: whoever runs after a function of low power would profit. So there each
+    function runs untimed for two thirds of a round first.
+    """
+    on_gpu = device == "cuda"
+    once, fewest = (_on_gpu, 2) if on_gpu else (_on_cpu, 1)
     repeats = {name: max(fewest, round(round_ms / once(run, fewest))) for name, run in functions.items()}
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for i in range(rounds):
-        for name in list(functions) if i % 2 == 0 else reversed(list(functions)):
+    order = random.Random(0)
+    for _ in range(rounds):
+        for name in order.sample(list(functions), len(functions)):
+            for _ in range(2 * repeats[name] // 3 if on_gpu else 0):
+                functions[name]()
             times[name].append(once(functions[name], repeats[name]))
     return times
 

@@ -48,7 +48,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     smem = forward_smem(q_stages, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
     smem.add("row stats", stats)
     smem.add("barriers", BARRIER_BYTES)
-    fields = {k: v for k, v in point.items() if k != "o_over_q"}
+    fields = dict(point)
     technique = {"exp2": _exp2(problem, arch), "rescale_rows": 32, "p_parts": p_parts(tile_n, e)}
     tmem = _forward_tmem(q_stages, tile_n, dv, e)
     return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(q_stages), "smem": smem.regions, "tmem": tmem})
@@ -229,7 +229,7 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
         ),
         Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair shares K and V: half the shared memory and traffic for them in each"),
         Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
-        Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
+        Criterion(lambda p: p.o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     )
 
