@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from tandem_attn.api import ops
 from tandem_attn.api.backends import Bound
@@ -52,7 +53,8 @@ def key(q: Any, k: Any, v: Any, others: tuple[Any, ...], options: tuple[Any, ...
     window, mask = options[0], options[1]
     if (
         not (type(q) is type(k) is type(v) is Tensor)
-        or _dispatch_modes() or _function_modes() or _transforms() or _traced() or _profiled() or forward_ad._current_level >= 0
+        or _dispatch_modes() or _transforms() or _traced() or _profiled() or forward_ad._current_level >= 0
+        or (_function_modes() and not _only_default_devices())
         or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
         or q.is_neg() or k.is_neg() or v.is_neg()  # the sign is then no part of the data
         or (mask is not None and type(mask) not in _PLAIN_MASKS) or (window is not None and type(window) is not tuple)
@@ -71,6 +73,11 @@ def key(q: Any, k: Any, v: Any, others: tuple[Any, ...], options: tuple[Any, ...
         return found
     properties = _properties(others)
     return None if properties is None else found + properties
+
+
+def _only_default_devices() -> bool:
+    """Whether all function modes are of ``torch.set_default_device`` or ``torch.device``, which only change what makes new tensors."""
+    return all(type(torch._C._get_function_stack_at(i)) is DeviceContext for i in range(_function_modes()))
 
 
 def _properties(tensors: tuple[Any, ...]) -> tuple[Any, ...] | None:

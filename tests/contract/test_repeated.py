@@ -171,6 +171,16 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_a_default_device_does_not_listen(recorder: Recorder) -> None:
+    q, k, v = qkv()
+    want = tandem_attn.attention(q, k, v, backend="recorder")
+    with torch.device("meta"):
+        assert torch.equal(tandem_attn.attention(q, k, v, backend="recorder"), want)
+        with torch.overrides.BaseTorchFunctionMode():
+            tandem_attn.attention(q, k, v, backend="recorder")
+    assert recorder.calls == 1
+
+
 def test_modes_and_profilers_see_the_operator(recorder: Recorder) -> None:
     q, k, v = qkv()
     call = lambda: tandem_attn.attention(q, k, v, backend="recorder")  # noqa: E731
