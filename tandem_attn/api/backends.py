@@ -23,6 +23,7 @@ from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
 AUTO = "auto"
+Bound = Callable[[tuple[Tensor | None, ...]], tuple[Tensor, Tensor] | None]
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Backend:
     """Anything that takes (Problem, Plan, tensors).
 
     ``missing`` names what a problem asks for that the backend lacks, or is None. ``plan`` decides how, for a direction of ``spec.plan``.
+    ``bind`` (optional) prepares repeated forwards: from one call it makes a ``Bound``, which takes the tensors of another, with the same
+    properties and in the order of ``Inputs``, and returns O and LSE, or None where ``forward`` has to do it (an address that is not
+    aligned, say). It must not keep tensors.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Backend:
     plan: Callable[[Problem, str], Plan]
     forward: Callable[[Problem, Plan, Inputs], tuple[Tensor, Tensor]]
     backward: Callable[[Problem, Plan, Inputs, Tensor, Tensor, Tensor, Tensor | None], Gradients]
+    bind: Callable[[Problem, Plan, Inputs], Bound | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ BACKENDS = {
             kernels.plan,
             kernels.forward,
             _tandem_backward,
+            kernels.bind,
         ),
         Backend("sdpa", "PyTorch's scaled_dot_product_attention kernels", sdpa.missing, _host_plan, sdpa.forward, sdpa.backward),
         Backend("reference", "tiled attention in PyTorch operations", _nothing_missing, _host_plan, tiled.forward, tiled.backward),
