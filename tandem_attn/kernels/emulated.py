@@ -105,15 +105,15 @@ def _run(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor)
     return execute(launch, chosen)
 
 
-def execute(launch: LaunchDescription, chosen: Settings) -> Result:
-    """Runs a launch description in the emulator. The tensors are changed in place."""
+def execute(launch: LaunchDescription, chosen: Settings, **options: Any) -> Result:
+    """Runs a launch description in the emulator; ``options`` are others of ``emulator.run``. The tensors are changed in place."""
     from tandem_attn import emulator
 
     kernel = launch.kernel
     return emulator.run(
         kernel.ptx, arguments(launch), launch.grid * kernel.ctas, block=kernel.threads, cluster=kernel.ctas, shared=kernel.shared_bytes,
         checks=chosen.checks, schedule=chosen.schedule, seed=chosen.seed, backend=chosen.engine,
-        trace=chosen.trace, progress=chosen.progress,
+        trace=chosen.trace, progress=chosen.progress, **options,
     )  # fmt: skip
 
 
