@@ -11,6 +11,7 @@ from tandem_attn.kernels.sm90.forward import work_at
 from tandem_attn.kernels.sm100 import memory, twins
 from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
 from tandem_attn.kernels.sm100.softmax import row_layout, tile_type
+from tandem_attn.kernels.sm100.visits import apart, visit_of, visit_of_all
 
 RESCALE_COLUMNS = gl.constexpr(32)  # of O held in registers at a time
 STORE_COLUMNS = gl.constexpr(16)
@@ -26,17 +27,31 @@ def correction(plan: gl.constexpr, args, pipe):
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
-        stop = ptx.uniform(work.visit.stop)
-        start = ptx.uniform(work.visit.start)
-        for n_block in range(start, stop):
-            a = _rescale(plan, pipe.tmem, 0, a, lane_row, n_block != start)
+        every = visit_of_all(work)
+        visit_a = visit_of(plan, args, work, 0)
+        visit_b = visit_of(plan, args, work, plan.q_stages - 1)
+        n_block = every.stop
+        for _ in range(every.start, every.stop):
+            n_block -= 1
+            a = _rescale_visited(plan, pipe.tmem, 0, a, lane_row, visit_a, n_block)
             if two:
-                b = _rescale(plan, pipe.tmem, 1, b, lane_row, n_block != start)
+                b = _rescale_visited(plan, pipe.tmem, 1, b, lane_row, visit_b, n_block)
         a = _store(plan, args, pipe, 0, a, work, lane_row)
         if two:
             b = _store(plan, args, pipe, 1, b, work, lane_row)
         at, tiles_in = receive_tile(tiles_in)
     tma.store_wait(0)
+
+
+@gluon.jit
+def _rescale_visited(plan: gl.constexpr, tmem, index: gl.constexpr, tile, lane_row, visit, n_block):
+    """``_rescale`` in the blocks that the query tile visits; in the first there is no O yet."""
+    if apart(plan):
+        if visit.holds(n_block):
+            tile = _rescale(plan, tmem, index, tile, lane_row, n_block != visit.stop - 1)
+        return tile
+    else:
+        return _rescale(plan, tmem, index, tile, lane_row, n_block != visit.stop - 1)
 
 
 @gluon.jit

@@ -11,6 +11,7 @@ from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.sm90.forward import _with_sink, work_at
 from tandem_attn.kernels.sm100 import memory, twins
 from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
+from tandem_attn.kernels.sm100.visits import visit_of
 from tandem_attn.kernels.sm100.weights import write_p
 
 
@@ -52,19 +53,20 @@ def softmax(plan: gl.constexpr, args, pipe, index: gl.constexpr):
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
         row = ptx.pinned(work.row + index * memory.rows(plan) + lane_row)
-        start = ptx.uniform(work.visit.start)
-        n_block = ptx.uniform(work.visit.stop)
+        visit = visit_of(plan, args, work, index)
+        n_block = visit.stop
         zero = (lane_row * 0).to(gl.float32)
         state = State(zero + float("-inf"), (zero, zero))
-        for _ in range(start, ptx.uniform(work.visit.stop)):
+        for _ in range(visit.start, visit.stop):
             n_block -= 1
-            state, tile = _block(plan, args, pipe.tmem, work, row, lane_row, state, tile, n_block, (s_address, p_address), index)
+            masked = visit.masks(n_block)
+            state, tile = _block(plan, args, pipe.tmem, work, row, lane_row, state, tile, n_block, masked, (s_address, p_address), index)
         tile = _finish(plan, args, work, row, lane_row, state, tile)
         at, tiles_in = receive_tile(tiles_in)
 
 
 @gluon.jit
-def _block(plan: gl.constexpr, args, tmem, work, row, lane_row, state, tile, n_block, places, index: gl.constexpr):
+def _block(plan: gl.constexpr, args, tmem, work, row, lane_row, state, tile, n_block, masked, places, index: gl.constexpr):
     """Maxima, statistics and P of one key block; ``places`` are the addresses of S and P."""
     s_address, p_address = places
     slot = tile.s_ready.index
@@ -77,7 +79,7 @@ def _block(plan: gl.constexpr, args, tmem, work, row, lane_row, state, tile, n_b
         s = twins.load(memory.scores(plan, tmem, index, slot), row_layout(plan, plan.tile_n))
     else:
         s = ptx.load_row(s_address, tile_type(plan, plan.tile_n))
-    s, scale = _logits(plan, args, work, s, row, n_block)
+    s, scale = _logits(plan, args, work, s, row, n_block, masked)
     row_max = gl.maximum(state.row_max, gl.max(s, axis=1) * scale)
     row_max = _kept_max(plan, state.row_max, row_max)
     safe_max = online.finite_or_zero(row_max)
@@ -93,7 +95,7 @@ def _block(plan: gl.constexpr, args, tmem, work, row, lane_row, state, tile, n_b
 
 
 @gluon.jit
-def _logits(plan: gl.constexpr, args, work, s, row, n_block):
+def _logits(plan: gl.constexpr, args, work, s, row, n_block, masked):
     """Masked scores, and what to multiply them with for log2 units."""
     n_start = n_block * plan.tile_n
     scale = args.scale_log2
@@ -105,8 +107,7 @@ def _logits(plan: gl.constexpr, args, work, s, row, n_block):
         distance = (row + (work.seq.k.used - work.seq.q.used) - n_start).to(gl.float32)
         s = row_masks.add_alibi(s, scale, slope, distance)
         scale = gl.to_tensor(1.0)
-    masked = (n_block >= work.visit.full_stop) | (n_block < work.visit.full_start)
-    s = row_masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, row, n_start, ptx.uniform(masked.to(gl.int32)))
+    s = row_masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, row, n_start, masked)
     return s, scale
 
 
