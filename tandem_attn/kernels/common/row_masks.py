@@ -72,16 +72,24 @@ def _narrowed(window: gl.constexpr, scalars, seq, row, start, stop):
 
 @gluon.constexpr_function
 def _outside(count, bounded):
-    """A branch around one predicated move a column, with the column numbers as constants; a Gluon ``if`` becomes selects in every block."""
+    """A branch around selects by the bits of words, which ptxas turns into predicates seven at a time; a Gluon ``if`` becomes selects in
+    every block, and comparisons of column numbers cost one instruction a column more."""
     start, stop, masked = (f"${2 * count + i}" for i in range(3))
-    lines = ["{ .reg .pred skip, hidden;", *(f"mov.f32 ${i}, ${count + i};" for i in range(count))]
-    lines += [f"setp.eq.s32 skip, {masked}, 0;", "@skip bra.uni seen${:uid};"]
-    for i in range(count):
-        lines.append(f"setp.le.s32 hidden, {stop}, {i};")
+    lines = ["{ .reg .pred skip, seen; .reg .b32 edge, word, bit;", *(f"mov.f32 ${i}, ${count + i};" for i in range(count))]
+    lines += [f"setp.eq.s32 skip, {masked}, 0;", "@skip bra.uni done${:uid};"]
+    for first in range(0, count, 32):
+        lines += _bits_below("word", stop, first)
         if bounded:
-            lines.append(f"setp.gt.or.s32 hidden, {start}, {i}, hidden;")
-        lines.append(f"@hidden mov.f32 ${i}, 0fFF800000;")
-    return "\n".join([*lines, "seen${:uid}:", "}"])
+            lines += [*_bits_below("bit", start, first), "not.b32 bit, bit;", "and.b32 word, word, bit;"]
+        for i in range(first, min(first + 32, count)):
+            lines += [f"and.b32 bit, word, {1 << (i - first)};", "setp.ne.u32 seen, bit, 0;", f"selp.f32 ${i}, ${i}, 0fFF800000, seen;"]
+    return "\n".join([*lines, "done${:uid}:", "}"])
+
+
+@gluon.constexpr_function
+def _bits_below(word, column, first):
+    """Bits of the columns from ``first`` on that lie before ``column`` (PTX ISA: bmsk)."""
+    return [f"sub.s32 edge, {column}, {first};", "max.s32 edge, edge, 0;", f"bmsk.clamp.b32 {word}, 0, edge;"]
 
 
 @gluon.jit
