@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tandem_attn.kernels import extras
 from tandem_attn.spec.arch import get_arch
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
@@ -103,8 +104,10 @@ def entry_registers(plan: Plan) -> int:
     return sum(budgets) // len(budgets) // 8 * 8
 
 
-def _type(name: str, plan: Plan) -> str:
+def _type(name: str, plan: Plan) -> str | tuple[str, ...]:
     """Type of a kernel argument in Triton's notation, by its name."""
+    if name in extras.NAMES:
+        return extras.types(name, plan)
     if name.endswith(("_desc", "_tail")):
         return _descriptor_type(name[0], name.endswith("_tail"), plan)
     pointers = {"lse": "*fp32", "sink": "*fp32", "slopes": "*fp32"}
@@ -144,7 +147,7 @@ def _key(plan: Plan, plain: bool) -> str:
 def _sources() -> str:
     """Digest of the sources that decide the code."""
     root = Path(__file__).parent
-    files = [*sorted(root.rglob("*.py")), root.parent / "spec" / "exp2.py"]
+    files = [*sorted(root.rglob("*.py")), *(root.parent / "spec" / f"{name}.py" for name in ("exp2", "mask_tree", "plan"))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

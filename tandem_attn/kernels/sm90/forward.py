@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import masks, ptx, softmax
+from tandem_attn.kernels.common import documents, masks, predicates, ptx, softmax
 from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_channel
 from tandem_attn.kernels.common.copies import load_tile, sequence, store_tile
 from tandem_attn.kernels.common.scheduler import coords_of, following_tile, make_tile_channel, receive_tile, send_tile, tile_count
@@ -54,6 +54,7 @@ class Args:
     section: gl.tensor  # heads of a section, see spec.schedule
     num_tiles: gl.tensor
     lse_stride: gl.tensor  # rows of one head in lse
+    mask_data: gl.tuple  # what the mask's leaves read, see spec.mask_tree; this and what follows is empty where the plan needs none
 
 
 @aggregate
@@ -110,9 +111,9 @@ def work_at(plan: gl.constexpr, args, at):
     tree: gl.constexpr = masks.parse(plan.mask)
     seq = sequence(plan, args, at.batch)
     row = at.m_block * plan.rows_per_cta
-    band = masks.bounds(tree, args.scalars, seq.q.used, seq.k.used)
     last = gl.minimum(row + plan.rows_per_cta, seq.q.used)
-    return Work(at.head, row, seq, masks.block_range(band, row, last, plan.tile_n, seq.k.used))
+    ranges = documents.range_pointers(plan, tree, args, seq, at.m_block)
+    return Work(at.head, row, seq, masks.visit(tree, args.scalars, seq, row, last, plan.tile_n, ranges))
 
 
 @gluon.jit
@@ -304,7 +305,8 @@ def _logits(plan: gl.constexpr, args, work, s, row, n_block, masked: gl.constexp
         distance = gl.abs(rows[:, None] + (work.seq.k.used - work.seq.q.used) - columns[None, :])
         s = s - slope * distance.to(gl.float32)
     if masked:
-        s = masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, rows, n_block * plan.tile_n)
+        site = predicates.Site(work.seq.batch, work.head, args.mask_data)
+        s = masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, rows, n_block * plan.tile_n, site)
     return s
 
 
@@ -421,6 +423,7 @@ def forward(
     lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
     scalar0, scalar1, scalar2, scalar3, scale_log2, softcap,
     seqlen_q, seqlen_k, limit_q, limit_k, batch, heads, heads_per_kv, blocks, section, num_tiles, lse_stride,
+    mask_data,
     plan: gl.constexpr, plain: gl.constexpr,
 ):  # fmt: skip
     """The kernel: on-chip memory, channels and the table of roles."""
@@ -429,7 +432,7 @@ def forward(
         q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail,
         lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
         scalars, scale_log2, softcap, seqlen_q, seqlen_k, limit_q, limit_k, batch, heads, heads_per_kv, blocks, section, num_tiles,
-        lse_stride,
+        lse_stride, mask_data,
     )  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     consumers: gl.constexpr = plan.q_stages
