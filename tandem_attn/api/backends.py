@@ -17,7 +17,7 @@ from tandem_attn.kernels import backend as kernels
 from tandem_attn.reference import sdpa, tiled
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Gradients, Inputs
-from tandem_attn.spec.plan import Plan
+from tandem_attn.spec.plan import BACKWARD, Plan
 from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
@@ -65,17 +65,24 @@ def _nothing_missing(problem: Problem) -> str | None:  # noqa: ARG001
     return None
 
 
-def _tandem_missing(problem: Problem) -> str | None:
-    """The forward is Tandem's; the backward is PyTorch's flash kernel, fed with Tandem's O and LSE."""
-    lacking = sdpa.missing(problem) if problem.backward else None
-    return kernels.missing(problem) or (f"a backward of its own (PyTorch's is used, which lacks {lacking})" if lacking else None)
+def _tandem_backward(
+    problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None
+) -> Gradients:
+    """Fed with the O and LSE of our forward: PyTorch's flash kernel where it covers the problem, the tiled reference elsewhere."""
+    borrowed = tiled if sdpa.missing(problem) else sdpa
+    return borrowed.backward(problem, _host_plan(problem, BACKWARD) if borrowed is tiled else plan, inputs, out, lse, grad_out, grad_lse)
 
 
 BACKENDS = {
     backend.name: backend
     for backend in (
         Backend(
-            "tandem", "Tandem's own Hopper forward (backward by PyTorch)", _tandem_missing, kernels.plan, kernels.forward, sdpa.backward
+            "tandem",
+            "Tandem's own Hopper forward (backward by PyTorch)",
+            kernels.missing,
+            kernels.plan,
+            kernels.forward,
+            _tandem_backward,
         ),
         Backend("sdpa", "PyTorch's scaled_dot_product_attention kernels", sdpa.missing, _host_plan, sdpa.forward, sdpa.backward),
         Backend("reference", "tiled attention in PyTorch operations", _nothing_missing, _host_plan, tiled.forward, tiled.backward),

@@ -87,7 +87,7 @@ def forward(problem: Problem, plan: Plan, inputs: Inputs) -> tuple[Tensor, Tenso
     if problem.varlen or no_keys:  # the kernel writes only rows of sequences that it visits
         out.zero_()
         lse.fill_(float("-inf"))
-    if lse.numel() == 0:
+    if lse.numel() == 0 or problem.batch == 0:
         return out, lse
     if no_keys:
         return out, _sinks_alone(problem, inputs, lse)

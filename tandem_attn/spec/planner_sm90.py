@@ -23,7 +23,7 @@ from tandem_attn.spec.problem import Problem
 from tandem_attn.spec.resources import Packer, Role, chunks
 
 _CONSUMER = {1: 240, 2: 240, 3: 160}  # registers a thread (public FA3 and FA4 kernels); the rest of 65,536 goes to the producer's warpgroup
-_PRODUCER = {1: 24, 2: 24, 3: 32}
+_PRODUCER = {1: 240, 2: 24, 3: 32}  # one consumer: launched with 240; ptxas refuses wgmma 64 x 256 to a kernel that starts with less
 _SPARE = 32  # registers a thread besides accumulators and P: row statistics, addresses, loop state
 _Q_ROOM = 40  # to be left when Q is in registers too: with 32, ptxas spills in the block loop of (192, 128)
 _THREADS = 128  # of a warpgroup
