@@ -1,23 +1,19 @@
-"""Launch of a compiled kernel: argument block, TMA descriptors, module per device.
+"""Launch on a GPU: a launch description becomes an argument block, with encoded TMA descriptors, for a module of each device.
 
-A call costs microseconds of host time, so everything that repeats is kept: the argument block and its pointers for each kernel, device
-and thread. Encoded descriptors are kept by ``backend``.
+A call costs microseconds of host time, so everything that repeats is kept: encoded descriptors, and for each kernel, device and thread the
+argument block and its pointers.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import threading
-from collections.abc import Sequence
 
 from tandem_attn.kernels import cuda
 from tandem_attn.kernels.compile import Kernel
-
-DESCRIPTORS = 8  # q, k, v, o and their tails
-_SCALARS = struct.Struct("10Q4i2f11i4x2Q")  # in the order of the kernel's arguments; at the end the two scratch pointers Triton appends
-_MAPS_BYTES = DESCRIPTORS * cuda.TENSOR_MAP_BYTES
-_SIZES = {"Q": 8, "i": 4, "f": 4}
+from tandem_attn.kernels.prepare import LaunchDescription, TensorMap
 
 
 class Launcher:
@@ -26,37 +22,48 @@ class Launcher:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._function = cuda.load_function(kernel.cubin, kernel.name, kernel.shared_bytes)
-        self._memory = ctypes.create_string_buffer(_MAPS_BYTES + _SCALARS.size + cuda.TENSOR_MAP_ALIGN)
+        self._maps_bytes = len(kernel.descriptors) * cuda.TENSOR_MAP_BYTES
+        self._values = _values(kernel)
+        self._memory = ctypes.create_string_buffer(self._maps_bytes + self._values.size + cuda.TENSOR_MAP_ALIGN)
         start = ctypes.addressof(self._memory)
         self._offset = -start % cuda.TENSOR_MAP_ALIGN
         self._view = memoryview(self._memory).cast("B")
         self._params = _pointers(start + self._offset, kernel)
 
-    def __call__(self, grid: int, stream: int, maps: Sequence[bytes], scalars: Sequence[int | float]) -> None:
-        """Runs the kernel.
+    def __call__(self, launch: LaunchDescription, stream: int) -> None:
+        """Runs the kernel on a CUDA stream, given by its handle."""
+        self._view[self._offset : self._offset + self._maps_bytes] = _encoded(launch.maps)
+        pointers = [0 if x is None else x.data_ptr() for x in launch.pointers]
+        self._values.pack_into(self._view, self._offset + self._maps_bytes, *pointers, *launch.numbers, 0, 0)
+        kernel = self._kernel
+        cuda.launch(self._function, launch.grid * kernel.ctas, kernel.threads, kernel.shared_bytes, stream, self._params)
 
-        Args:
-            grid: CTAs.
-            stream: CUDA stream handle.
-            maps: encoded descriptors of q, k, v, o and their tails.
-            scalars: pointers and numbers in the order of the kernel's arguments.
-        """
-        self._view[self._offset : self._offset + _MAPS_BYTES] = b"".join(maps)
-        _SCALARS.pack_into(self._view, self._offset + _MAPS_BYTES, *scalars, 0, 0)
-        cuda.launch(self._function, grid, self._kernel.threads, self._kernel.shared_bytes, stream, self._params)
+
+@functools.lru_cache(maxsize=1024)
+def _encoded(maps: tuple[TensorMap, ...]) -> bytes:
+    return b"".join([_encoded_one(each) for each in maps])
+
+
+@functools.lru_cache(maxsize=8192)
+def _encoded_one(x: TensorMap) -> bytes:
+    return cuda.tensor_map(x.dtype, x.address, x.sizes, x.strides, x.box, x.swizzle)
+
+
+def _values(kernel: Kernel) -> struct.Struct:
+    """Pointers and numbers, and at the end the two scratch pointers that Triton appends, here always null."""
+    return struct.Struct(f"{kernel.codes}0Q2Q")
 
 
 def _pointers(start: int, kernel: Kernel) -> ctypes.Array[ctypes.c_void_p]:
     """Address of every kernel parameter. After each descriptor come its shape and strides, which our kernels do not read."""
-    zeros = start + _MAPS_BYTES + _SCALARS.size - 16
+    values = start + len(kernel.descriptors) * cuda.TENSOR_MAP_BYTES
+    zeros = values + _values(kernel).size - 2 * struct.calcsize("Q")
     addresses: list[int] = []
     for i, (_, box) in enumerate(kernel.descriptors):
         addresses += [start + i * cuda.TENSOR_MAP_BYTES, *[zeros] * (2 * len(box))]
-    offset = start + _MAPS_BYTES
-    for code in "QQQQQQQQQQiiiiffiiiiiiiiiii":
-        addresses.append(offset)
-        offset += _SIZES[code]
-    addresses += [zeros, zeros + 8]
+    for i, code in enumerate(kernel.codes):
+        addresses.append(values + struct.calcsize(kernel.codes[: i + 1]) - struct.calcsize(code))
+    addresses += [zeros, zeros + struct.calcsize("Q")]
     return (ctypes.c_void_p * len(addresses))(*addresses)
 
 

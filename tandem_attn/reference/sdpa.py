@@ -92,7 +92,7 @@ def forward(problem: Problem, plan: Plan, inputs: Inputs) -> tuple[Tensor, Tenso
 
 def _heads_first(*tensors: Tensor) -> list[Tensor]:
     """(B, S, H, D) -> (B, H, S, D) without a copy where PyTorch's kernels can read the tensor as it lies."""
-    return [(x if _readable(x) else x.contiguous()).transpose(1, 2) for x in tensors]
+    return [(x if _readable(x) else x.clone(memory_format=torch.contiguous_format)).transpose(1, 2) for x in tensors]
 
 
 def _readable(x: Tensor) -> bool:

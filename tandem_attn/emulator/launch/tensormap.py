@@ -55,7 +55,8 @@ class TensorMap:
 class TensorDescriptor:
     """What a TMA descriptor is made from: a tensor, or a view of one, and the block that one copy moves (outermost dimension first).
 
-    swizzle is in bytes (0, 32, 64, 128); None lets the kernel's metadata decide. padding is "zero" or "nan".
+    swizzle is in bytes (0, 32, 64, 128); None lets the kernel's metadata decide. padding is "zero" or "nan". offset: bytes from the
+    tensor's first element to the element at coordinates 0, which may lie before or behind the tensor; only what a copy touches must not.
     """
 
     base: Any
@@ -64,6 +65,7 @@ class TensorDescriptor:
     block_shape: Sequence[int]
     padding: str = "zero"
     swizzle: int | None = None
+    offset: int = 0
 
     @classmethod
     def of(cls, tensor: Any, block_shape: Sequence[int], **options: Any) -> TensorDescriptor:
@@ -156,4 +158,5 @@ def from_descriptor(descriptor: Any, meta: dict[str, Any] | None = None) -> byte
                 size = 1
         if ELEMENTS[element][1] != size:
             raise LaunchError(f"tensor descriptor: elements of {size} bytes where the kernel was compiled for {ELEMENTS[element][0]}")
-    return encode(address(tensor), element, shape, strides, box, swizzle, getattr(descriptor, "padding", "zero") == "nan")
+    origin = address(tensor) + getattr(descriptor, "offset", 0)
+    return encode(origin, element, shape, strides, box, swizzle, getattr(descriptor, "padding", "zero") == "nan")
