@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,9 +15,10 @@ from tandem_attn.kernels.forward import attend
 from tandem_attn.kernels.prepare import MAX_SCALARS, prepare
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Inputs
-from tandem_attn.spec.masks import Document, Predicate
+from tandem_attn.spec.mask_tree import has_data, lower
 from tandem_attn.spec.plan import FORWARD, Launch, Plan, Schedule, ScheduleKind, mask_scalars
 from tandem_attn.spec.planner import plan as make_plan
+from tandem_attn.spec.predicates import Untraceable
 from tandem_attn.spec.problem import Problem
 
 _MAX_ROWS = 1 << 28  # coordinates and tile numbers are int32
@@ -29,8 +31,6 @@ def missing(problem: Problem) -> str | None:
         return "devices other than CUDA"
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         return "GPUs other than compute capability 9.0"
-    if any(isinstance(leaf, (Document, Predicate)) for leaf in problem.mask.leaves()):  # before any cache: they hold tensors
-        return f"the mask {problem.mask.code}"
     return _no_triton() or lacks(problem)
 
 
@@ -43,9 +43,21 @@ def _no_triton() -> str | None:
     return None if installed.startswith(f"{TRITON}.") else f"triton {TRITON}.* (found {installed})"
 
 
-@functools.lru_cache(maxsize=4096)
 def lacks(problem: Problem) -> str | None:
     """``missing``, on a machine that has all it takes."""
+    try:
+        return _lacks(_without_data(problem))
+    except Untraceable as error:
+        return f"a mask with {error}"
+
+
+def _without_data(problem: Problem) -> Problem:
+    """The problem with its mask lowered: caches must hold no tensors, and calls with other data are equal then."""
+    return replace(problem, mask=lower(problem.mask)[0]) if has_data(problem.mask) else problem
+
+
+@functools.lru_cache(maxsize=4096)
+def _lacks(problem: Problem) -> str | None:
     found = [words for name, words in _EXTRAS.items() if getattr(problem, name)]
     if problem.dtype not in ("float16", "bfloat16"):
         found.append(problem.dtype)
@@ -60,15 +72,19 @@ def lacks(problem: Problem) -> str | None:
         found.append(f"more than {_MAX_ROWS} rows")
     if not found:
         try:
-            plan(problem)
+            _plan(problem)
         except UnsupportedError as error:
             found.append(error.missing)
     return ", ".join(found) or None
 
 
-@functools.lru_cache(maxsize=4096)
 def plan(problem: Problem, direction: str = FORWARD) -> Plan:  # noqa: ARG001
     """How the forward of a problem is computed; a backward that is not ours needs no plan, and gets this one too."""
+    return _plan(_without_data(problem))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(problem: Problem) -> Plan:
     chosen = make_plan(problem, "H200", direction=FORWARD, num_splits=1, pack_gqa=1).plan
     if problem.varlen and chosen.schedule.launch is Launch.NONE:  # how many tiles there are is known on the device only
         return chosen.with_(schedule=Schedule(ScheduleKind.LPT, Launch.DYNAMIC))
@@ -87,8 +103,8 @@ def _launch(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tens
             return _launch(problem, plan, inputs, out, lse)
     kernel = compiled(plan)
     stream = torch.cuda.current_stream().cuda_stream
-    launch.launcher(kernel, device)(
-        prepare(kernel, problem, plan, inputs, out, lse, sms=_sms(device), counter=_counter(device, stream)), stream
+    launch.run(
+        prepare(kernel, problem, plan, inputs, out, lse, sms=_sms(device), counter=_counter(device, stream)), device, stream
     )
     return None
 

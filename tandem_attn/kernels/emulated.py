@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tandem_attn.kernels.compile import Kernel
-from tandem_attn.kernels.prepare import LaunchDescription
+from tandem_attn.kernels.description import LaunchDescription
 
 if TYPE_CHECKING:
     from tandem_attn.emulator import Result
@@ -17,7 +17,21 @@ _SWIZZLE_BYTES = (0, 32, 64, 128)  # by CUtensorMapSwizzle
 
 
 def execute(launch: LaunchDescription, **options: Any) -> Result:
-    """Runs a launch description in the emulator; ``options`` are those of ``emulator.run``. The tensors are changed in place."""
+    """Runs a launch in the emulator, with those before and after it; ``options`` are those of ``emulator.run``.
+
+    The tensors are changed in place. The result is the launch's own, or that of the first one beside it that is not ok.
+    """
+    for each in launch.before:
+        first = execute(each, **options)
+        if not first.ok:
+            return first
+    own = _execute_one(launch, **options)
+    if not own.ok:
+        return own
+    return next((result for result in (execute(each, **options) for each in launch.after) if not result.ok), own)
+
+
+def _execute_one(launch: LaunchDescription, **options: Any) -> Result:
     from tandem_attn import emulator
 
     kernel = launch.kernel
@@ -43,7 +57,7 @@ def arguments(launch: LaunchDescription) -> list[Any]:
         swizzle = _SWIZZLE_BYTES[x.swizzle]
         offset = x.address - tensor.data_ptr()
         values += [TensorDescriptor(tensor, x.sizes[::-1], strides, x.box[::-1], swizzle=swizzle, offset=offset), *[0] * (2 * len(x.sizes))]
-    return [*values, *launch.pointers, *launch.numbers, *_scratch(launch.kernel, launch.grid)]
+    return [*values, *launch.pointers, *launch.numbers, *launch.extras, *_scratch(launch.kernel, launch.grid)]
 
 
 def _scratch(kernel: Kernel, grid: int) -> list[Tensor | None]:

@@ -1,4 +1,4 @@
-"""Kernel arguments that only some plans have: their types and their values, in one order.
+"""Kernel arguments that only some plans have, and their types.
 
 Each is a tuple argument of the kernel, empty where the plan does without, so a kernel without a feature has no parameter of it.
 """

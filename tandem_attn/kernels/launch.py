@@ -11,9 +11,11 @@ import functools
 import struct
 import threading
 
+from torch import Tensor
+
 from tandem_attn.kernels import cuda
 from tandem_attn.kernels.compile import Kernel
-from tandem_attn.kernels.prepare import LaunchDescription, TensorMap
+from tandem_attn.kernels.description import LaunchDescription, TensorMap
 
 
 class Launcher:
@@ -34,9 +36,23 @@ class Launcher:
         """Runs the kernel on a CUDA stream, given by its handle."""
         self._view[self._offset : self._offset + self._maps_bytes] = _encoded(launch.maps)
         pointers = [0 if x is None else x.data_ptr() for x in launch.pointers]
-        self._values.pack_into(self._view, self._offset + self._maps_bytes, *pointers, *launch.numbers, 0, 0)
+        values = (*launch.numbers, *(_value(x) for x in launch.extras)) if launch.extras else launch.numbers
+        self._values.pack_into(self._view, self._offset + self._maps_bytes, *pointers, *values, 0, 0)
         kernel = self._kernel
         cuda.launch(self._function, launch.grid * kernel.ctas, kernel.threads, kernel.shared_bytes, stream, self._params)
+
+
+def run(launch: LaunchDescription, device: int, stream: int) -> None:
+    """Runs a launch and those it needs before and after it, in order, on a stream of the current device."""
+    for each in launch.before:
+        run(each, device, stream)
+    launcher(launch.kernel, device)(launch, stream)
+    for each in launch.after:
+        run(each, device, stream)
+
+
+def _value(x: Tensor | float | None) -> int | float:
+    return 0 if x is None else x if isinstance(x, (int, float)) else x.data_ptr()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -50,7 +66,7 @@ def _encoded_one(x: TensorMap) -> bytes:
 
 
 def _values(kernel: Kernel) -> struct.Struct:
-    """Pointers and numbers, and at the end the two scratch pointers that Triton appends, here always null."""
+    """Pointers, numbers and extras, and at the end the two scratch pointers that Triton appends, here always null."""
     return struct.Struct(f"{kernel.codes}0Q2Q")
 
 

@@ -1,7 +1,5 @@
-"""From a problem and its tensors to a launch description: everything that a launch needs, whoever carries it out.
-
-The CUDA launcher (``launch``) and the emulator (``emulated``) read the same description. Nothing here touches a device beyond PyTorch
-operations on the tensors' own one, and nothing waits for it.
+"""From a problem and its tensors to a launch description. Nothing here touches a device beyond PyTorch operations on the tensors' own one,
+and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -9,13 +7,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tandem_attn.kernels import helpers
 from tandem_attn.kernels.compile import Kernel
+from tandem_attn.kernels.description import LaunchDescription, TensorMap
+from tandem_attn.kernels.mask_data import mask_data
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.plan import ELEMENT_BYTES, Launch, Plan, ScheduleKind, mask_scalars
 from tandem_attn.spec.problem import Problem
@@ -30,47 +29,6 @@ NUMBERS = (
     "scalar0", "scalar1", "scalar2", "scalar3", "scale_log2", "softcap",
     "seqlen_q", "seqlen_k", "limit_q", "limit_k", "batch", "heads", "heads_per_kv", "blocks", "section", "num_tiles", "lse_stride",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)  # equal by identity: a description stands for its place in the cache that made it
-class TensorMap:
-    """What a TMA descriptor says; all tuples run from the innermost dimension out.
-
-    Attributes:
-        dtype: element type, by torch's name.
-        address: of the element at coordinates 0, a multiple of 16; it need not lie in the tensor (see ``kernels.common.copies``).
-        sizes: elements of each dimension.
-        strides: bytes from one element to the next, of every dimension but the innermost.
-        box: elements of each dimension that one copy moves.
-        swizzle: CUtensorMapSwizzle (CUDA Driver API): 0 none, 1, 2, 3 for 32, 64, 128 bytes.
-    """
-
-    dtype: str
-    address: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle: int
-
-
-class LaunchDescription(NamedTuple):
-    """A kernel and its arguments, in the kernel's order: descriptors, pointers, numbers.
-
-    Attributes:
-        kernel: what to run.
-        grid: clusters (CTAs where a cluster is one), along x.
-        maps: a description for each of the kernel's TMA descriptors.
-        described: the tensor behind each of them, in the same order.
-        pointers: a tensor each, or None for a null pointer.
-        numbers: int32 and float32 arguments.
-    """
-
-    kernel: Kernel
-    grid: int
-    maps: tuple[TensorMap, ...]
-    described: tuple[Tensor, ...]
-    pointers: tuple[Tensor | None, ...]
-    numbers: tuple[int | float, ...]
 
 
 def prepare(
@@ -89,14 +47,20 @@ def prepare(
     """
     q, k, v = inputs.q, inputs.k, inputs.v
     rows, heads = q.shape[-3], q.shape[-2]
-    blocks = -(-rows // plan.rows_per_cta)
+    blocks = -(-rows // plan.queries_per_cta)
     tiles = blocks * heads * problem.batch  # with packed sequences the device counts them
     grid = min(tiles, sms) if plan.schedule.launch is not Launch.NONE else tiles
     every = heads if problem.varlen else heads * problem.batch
     section = min(plan.schedule.section or (1 if plan.schedule.kind is ScheduleKind.NAIVE else every), every)
     window = mask_scalars(problem.mask.code)
     used_q, used_k = _used(problem, inputs)
-    order, starts = _packed_tiles(plan, inputs, heads) if problem.varlen else (None, None)
+    order = starts = None
+    before: list[LaunchDescription] = []
+    if inputs.cu_seqlens_q is not None and inputs.cu_seqlens_k is not None:
+        order, starts, first = helpers.packed_tiles(plan, inputs.cu_seqlens_q, inputs.cu_seqlens_k, used_k, heads)
+        before.append(first)
+    lengths = (inputs.cu_seqlens_q, inputs.cu_seqlens_k, used_q, used_k)
+    data, ranges = mask_data(plan, problem, lengths, rows, k.shape[-3])
     sink, slopes = inputs.sink, inputs.alibi_slopes
     return LaunchDescription(
         kernel,
@@ -104,24 +68,16 @@ def prepare(
         _maps(plan, kernel, q, k, v, out),
         (q, k, v, out, q, k, v, out),
         (
-            lse, counter, inputs.cu_seqlens_q, inputs.cu_seqlens_k, used_q, used_k,
+            lse, counter, *lengths,
             None if sink is None else sink.float().contiguous(), None if slopes is None else _slopes(slopes, problem.batch), order, starts,
         ),
         (
             *window, *(0,) * (MAX_SCALARS - len(window)), problem.scale_value * LOG2E, problem.softcap,
             rows, k.shape[-3], rows, k.shape[-3], problem.batch, heads, problem.heads_per_kv, blocks, section, tiles, rows,
         ),
+        data,
+        (*before, *ranges),
     )  # fmt: skip
-
-
-def _packed_tiles(plan: Plan, inputs: Inputs, heads: int) -> tuple[Tensor, Tensor]:
-    """Packed sequences in the order they are worked on, longest keys first, and the number of tiles before each; on the device."""
-    assert inputs.cu_seqlens_q is not None and inputs.cu_seqlens_k is not None  # narrows the type: the problem is packed
-    blocks = (inputs.cu_seqlens_q.diff() + (plan.rows_per_cta - 1)) // plan.rows_per_cta
-    order = torch.argsort(inputs.cu_seqlens_k.diff(), descending=True, stable=True)
-    starts = torch.zeros_like(inputs.cu_seqlens_q)
-    torch.cumsum(blocks[order] * heads, 0, dtype=torch.int32, out=starts[1:])
-    return order.int(), starts
 
 
 def _used(problem: Problem, inputs: Inputs) -> tuple[Tensor | None, Tensor | None]:

@@ -65,7 +65,7 @@ def _ids_type(ids: Any) -> str:
     found = TABLE_TYPES.get(dtype)
     if found is None or found == "fp32":
         raise Untraceable(f"document ids of {dtype}")
-    return found
+    return "i64" if found == "i64" else "i32"  # narrower ones are widened before
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,15 @@ class Plan:
         return self.tile_m * self.q_stages if self.direction == FORWARD else self.tile_m
 
     @property
+    def pack_rows(self) -> int:
+        """Rows that one query takes in a tile: a power of two, so that TMA brings whole queries; rows beyond ``pack_gqa`` stay empty."""
+        return 1 << (self.pack_gqa - 1).bit_length()
+
+    @property
+    def queries_per_cta(self) -> int:
+        return self.rows_per_cta // self.pack_rows
+
+    @property
     def element_bytes(self) -> int:
         return ELEMENT_BYTES[self.dtype]
 

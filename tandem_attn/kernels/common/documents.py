@@ -11,6 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
+from tandem_attn.kernels.common import predicates
+
 NONE = gl.constexpr(1 << 29)  # an empty range starts here and ends at its negative: hulls and intersections need no cases
 FIELDS = gl.constexpr(4)  # numbers a tile
 
@@ -72,6 +74,45 @@ class BlockRange:
 
 
 @gluon.jit
+def hide(s, seen: gl.constexpr, site, row, n_start, seqlen_k):
+    """Scores s (64, N), a warpgroup's accumulator, with -inf where query (``row``, (64,)) and key carry different ids.
+
+    In assembly, as ``masks.hide_columns``: 32 loads whose columns are constants, none of them held through the loop.
+    """
+    of_queries: gl.constexpr = seen.args[0]
+    of_keys: gl.constexpr = seen.args[1]
+    ids = predicates.evaluate(of_queries, site, row, row)
+    keys = site.data[of_keys.at] + site.batch.to(gl.int64) * site.data[of_keys.at + 3] + n_start
+    stop = gl.minimum(seqlen_k, site.data[of_keys.at + 2])
+    stop = gl.where(site.batch < site.data[of_keys.at + 1], stop, 0) - n_start
+    bits: gl.constexpr = 64 if of_queries.element == "i64" or of_keys.element == "i64" else 32
+    if bits == 64:
+        ids = ids.to(gl.int64)
+    asm: gl.constexpr = _hide_asm(s.type.shape[1] // 2, of_keys.element, bits)
+    operand: gl.constexpr = "l" if bits == 64 else "r"
+    return gl.inline_asm(asm, ("=&f", "f", operand, "l", "r"), [s, ids, keys, stop], s.type, is_pure=False)
+
+
+@gluon.constexpr_function
+def _hide_asm(count, element, bits):
+    """Registers of the accumulator as in ``masks.hide_columns``."""
+    ids = 2 * count
+    size = 8 if element == "i64" else 4
+    lines = ["{ .reg .pred inside, same; .reg .b32 lane, stop; .reg .b64 at;", f".reg .b{8 * size} loaded; .reg .b{bits} id;"]
+    lines += ["mov.u32 lane, %laneid;", "and.b32 lane, lane, 3;", "shl.b32 lane, lane, 1;"]
+    lines += [f"sub.s32 stop, ${ids + 3}, lane;", f"mad.wide.s32 at, lane, {size}, ${ids + 2};"]
+    widen = "cvt.s64.s32" if bits > 8 * size else f"mov.b{bits}"
+    for column in (8 * group + i for group in range(count // 4) for i in range(2)):
+        lines += [f"setp.gt.s32 inside, stop, {column};", f"mov.b{8 * size} loaded, 0;"]
+        lines += [f"@inside ld.global.b{8 * size} loaded, [at+{column * size}];", f"{widen} id, loaded;"]
+        for half in range(2):
+            register = column // 8 * 4 + 2 * half + column % 8
+            lines.append(f"setp.eq.and.s{bits} same, id, ${ids + half}, inside;")
+            lines.append(f"selp.f32 ${register}, ${count + register}, 0fFF800000, same;")
+    return "\n".join([*lines, "}"])
+
+
+@gluon.jit
 def range_pointers(plan: gl.constexpr, tree: gl.constexpr, args, seq, m_block):
     """Where the key ranges of a query tile lie, one pointer a document mask."""
     places: gl.constexpr = _range_places(tree)
@@ -100,15 +141,15 @@ def _range_places(tree):
 def slot_of(plan: gl.constexpr, args, seq, m_block):
     """A number of its own for each query tile: tiles of packed sequences have one by the rows before them, without a sum over sequences."""
     if plan.varlen:
-        return seq.q.start // plan.rows_per_cta + seq.batch + m_block
+        return seq.q.start // plan.queries_per_cta + seq.batch + m_block
     else:
         return seq.batch * args.blocks + m_block
 
 
 @triton.jit
 def document_ranges(
-    q_ids, q_batches, q_size, q_batch_stride, q_stride, k_ids, k_batches, k_size, k_batch_stride, k_stride,
-    cu_q, cu_k, used_q, used_k, out, batch, seqlen_q, seqlen_k, blocks,
+    q_ids, k_ids, cu_q, cu_k, used_q, used_k, out,
+    q_batches, q_size, q_batch_stride, q_stride, k_batches, k_size, k_batch_stride, k_stride, batch, seqlen_q, seqlen_k, blocks,
     queries: tl.constexpr, power: tl.constexpr, chunk: tl.constexpr, varlen: tl.constexpr, seqused: tl.constexpr,
 ):  # fmt: skip
     """Key ranges of one document mask, one program a query tile.

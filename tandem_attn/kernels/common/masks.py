@@ -206,6 +206,11 @@ def hide(s, tree: gl.constexpr, scalars, seq, row, n_start, site=None):
         lo, hi = _edges(tree, scalars, seq.q.used, seq.k.used)
         stop = gl.minimum(row + hi + 1, seq.k.used) - n_start
         return hide_columns(s, row + lo - n_start, stop, tree.left != "None")
+    elif tree.kind == "and" and reads_data(tree):  # one after the other: fewer registers than the conjunction of all elements
+        s = hide(s, tree.a, scalars, seq, row, n_start, site)
+        return hide(s, tree.b, scalars, seq, row, n_start, site)
+    elif tree.kind == "document":
+        return documents.hide(s, tree.seen, site, row, n_start, seq.k.used)
     else:
         n: gl.constexpr = s.type.shape[1]
         j = (n_start + gl.arange(0, n, layout=gl.SliceLayout(0, s.type.layout)))[None, :]
