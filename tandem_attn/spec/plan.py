@@ -82,9 +82,11 @@ class Plan:
     p_parts: tuple[float, ...] = (1.0,)  # shares of P's columns written when each signal is given; the PV product starts at the first
     p_exponent: int = 0  # P is kept times 2^p_exponent (FP8: to use its range); row sums carry the same factor
     schedule: Schedule = Schedule()
-    pack_gqa: int = 1  # query heads of one KV head packed as rows of a tile: row r is query r // pack_gqa, head r % pack_gqa
+    pack_gqa: int = 1  # query heads of one KV head packed as rows of a tile: row r is query r // pack_rows, head r % pack_rows
     num_splits: int = 1  # parts of the key range, combined afterwards
     page_size: int = 0  # keys a page; 0: not paged
+    page_rows: int = 0  # keys of a page that one copy brings
+    leftpad: bool = False
     varlen: bool = False
     seqused: bool = False
     deterministic: bool = False
@@ -92,7 +94,8 @@ class Plan:
     softcap: bool = False
     sink: bool = False
     alibi: bool = False
-    bias: bool = False
+    bias: str = ""  # element type of the bias; empty: none. Logits then stay in natural units, so that the lowest finite bias is no -inf
+    scaled_first: bool = False  # logits are scaled before the mask and the maxima, not within the exponent: scale <= 0
     return_lse: bool = False
     intra_overlap: bool = False  # Hopper: the next S = QK is issued before this block's softmax
     q_registers: bool = False  # Hopper: Q is operand A from registers, and its shared memory is free for the next tile's

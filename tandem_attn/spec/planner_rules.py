@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem_attn.spec.arch import Arch, get_arch
+from tandem_attn.spec.errors import UnsupportedError
+from tandem_attn.spec.mask_tree import lower
 from tandem_attn.spec.plan import BACKWARD, FORWARD, Launch, Plan, Schedule, ScheduleKind, mask_structure
+from tandem_attn.spec.predicates import Untraceable
 from tandem_attn.spec.problem import Problem
 from tandem_attn.spec.resources import MMA_BYTES, Packer
 from tandem_attn.spec.schedule import l2_section
@@ -55,16 +58,39 @@ def fixed_fields(problem: Problem, arch: Arch, direction: str) -> dict[str, Any]
         "head_dim": problem.head_dim,
         "head_dim_v": problem.head_dim_v,
         "page_size": problem.page_size,
+        "leftpad": problem.leftpad,
         "varlen": problem.varlen,
         "seqused": problem.seqused,
         "deterministic": problem.deterministic and not forward,
-        "mask": mask_structure(problem.mask.code),
+        "mask": _structure(problem, arch),
+        "scaled_first": forward and problem.scale_value <= 0,
         "softcap": problem.softcap > 0,
         "sink": problem.sink,
         "alibi": problem.alibi,
-        "bias": problem.bias,
+        "bias": problem.bias_type if problem.bias_type in ("", "float16", "bfloat16") else "float32",  # others are converted
         "return_lse": problem.return_lse and forward,
     }
+
+
+def _structure(problem: Problem, arch: Arch) -> str:
+    """A GPU's kernel compiles in what predicates compute; a CPU calls them."""
+    try:
+        mask = problem.mask if arch.capability is None else lower(problem.mask)[0]
+    except Untraceable as error:
+        raise UnsupportedError(
+            backend="tandem", missing=f"a mask with {error}", nearest="the operations of tandem_attn.spec.predicates, or backend 'reference'"
+        ) from error
+    return mask_structure(mask.code)
+
+
+def reads_data(mask: str) -> bool:
+    """Whether a mask's structure has more than windows."""
+    return "document(" in mask or "predicate(" in mask
+
+
+def reads_elements(mask: str) -> bool:
+    """Whether a mask holds values for single scores, before they meet: a table's elements, or the two sides of an ``or``."""
+    return "predicate(" in mask and "#0:" in mask or "or(" in mask and reads_data(mask)
 
 
 def kv_stages_that_fit(arch: Arch, fixed_bytes: int, k_bytes: int, v_bytes: int) -> int:

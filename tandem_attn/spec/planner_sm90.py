@@ -17,6 +17,8 @@ from tandem_attn.spec.planner_rules import (
     fewest_idle_tiles,
     forward_smem,
     kv_stages_that_fit,
+    reads_data,
+    reads_elements,
     too_large,
 )
 from tandem_attn.spec.problem import Problem
@@ -26,6 +28,7 @@ _CONSUMER = {1: 240, 2: 240, 3: 160}  # registers a thread (public FA3 and FA4 k
 _PRODUCER = {1: 240, 2: 24, 3: 32}  # one consumer: launched with 240; ptxas refuses wgmma 64 x 256 to a kernel that starts with less
 _SPARE = 32  # registers a thread besides accumulators and P: row statistics, addresses, loop state
 _Q_ROOM = 40  # to be left when Q is in registers too: with 32, ptxas spills in the block loop of (192, 128)
+_NARROW = 64  # keys of a block whose scores meet a bias or a table element each: with 128, ptxas spills in the block loop
 _THREADS = 128  # of a warpgroup
 _WGMMA_ROWS = 64  # rows of A in one wgmma (PTX ISA)
 
@@ -43,7 +46,7 @@ def _fills_wide_tiles(problem: Problem) -> bool:
 
 def _few_scalars(problem: Problem, mask: str) -> bool:
     """Whether the registers that Q would take are free of other features' scalars."""
-    busy = problem.softcap or problem.alibi or problem.seqused or "window(#" in mask
+    busy = problem.softcap or problem.alibi or problem.seqused or "window(#" in mask or reads_data(mask) or problem.scale_value <= 0
     return not busy and len(chunks(problem.head_dim)) == 1  # a second chunk of Q has addresses of its own
 
 
@@ -55,6 +58,8 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     scores, out, p = tile_m * tile_n // _THREADS, tile_m * dv // _THREADS, tile_m * tile_n // _THREADS // 2
     q = tile_m * d // _THREADS // 2 if point["q_registers"] else 0
     if (q and not _few_scalars(problem, base["mask"])) or (consumers == 3 and not _fills_wide_tiles(problem)):
+        return None
+    if tile_n > _NARROW and (problem.bias or reads_elements(base["mask"])):
         return None
     live = out + scores + p + q  # S arrives while P of the block before is an operand of P V
     if live > _CONSUMER[consumers] - (_Q_ROOM if q else _SPARE):

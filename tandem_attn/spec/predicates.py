@@ -22,8 +22,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tandem_attn.spec.errors import UnsupportedError
-
 INDEX_LIMIT = 1 << 28  # indices are below: the largest tensors that kernels take
 OPERATIONS = {  # name: number of operands
     **dict.fromkeys("add sub mul div floordiv mod min max lt le gt ge eq ne and or xor shl shr".split(), 2),  # noqa: SIM905
@@ -227,12 +225,3 @@ def _limit(operation: str, x: list[Symbol]) -> int:
     if operation in ("and", "or", "xor"):
         return 1 << max(a, b).bit_length()
     return max(value.limit for value in x)
-
-
-def unsupported(name: str, error: Untraceable) -> UnsupportedError:
-    """The error for a predicate that no kernel can be compiled for."""
-    return UnsupportedError(
-        backend="tandem",
-        missing=f"the mask predicate {name!r}, which uses {error}",
-        nearest="integer arithmetic, comparisons, &, |, ~, torch.where and indexing of captured tensors, or backend 'reference'",
-    )

@@ -169,13 +169,16 @@ def block_range(band, m_start, m_stop, tile_n: gl.constexpr, seqlen_k):
 
 
 @gluon.jit
-def visit(tree: gl.constexpr, scalars, seq, m_start, m_stop, tile_n: gl.constexpr, ranges):
-    """The key blocks that queries ``[m_start, m_stop)`` visit. ``ranges``: pointers to the tile's key range in each document mask."""
+def visit(tree: gl.constexpr, scalars, seq, m_start, rows: gl.constexpr, tile_n: gl.constexpr, ranges):
+    """The key blocks that ``rows`` queries from ``m_start`` on visit. ``ranges``: pointers to their key range in each document mask."""
     if has_documents(tree):
+        m_stop = gl.minimum(m_start + rows, seq.q.used)
         keys = _key_range(tree, scalars, seq, m_start, m_stop, ranges)
         return documents.blocks(keys, tile_n, seq.k.used)
     else:
-        return block_range(bounds(tree, scalars, seq.q.used, seq.k.used), m_start, m_stop, tile_n, seq.k.used)
+        band = bounds(tree, scalars, seq.q.used, seq.k.used)
+        m_stop = gl.minimum(m_start + rows, seq.q.used)
+        return block_range(band, m_start, m_stop, tile_n, seq.k.used)
 
 
 @gluon.jit
