@@ -18,11 +18,10 @@ from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.mask_tree import has_data, lower
 from tandem_attn.spec.plan import FORWARD, Launch, Plan, Schedule, ScheduleKind, mask_scalars
 from tandem_attn.spec.planner import plan as make_plan
-from tandem_attn.spec.predicates import Untraceable
+from tandem_attn.spec.predicates import UntraceableError
 from tandem_attn.spec.problem import Problem
 
 _MAX_ROWS = 1 << 28  # coordinates and tile numbers are int32
-_EXTRAS = {"cache": "a KV cache", "bias": "a bias"}
 
 
 def missing(problem: Problem) -> str | None:
@@ -47,7 +46,7 @@ def lacks(problem: Problem) -> str | None:
     """``missing``, on a machine that has all it takes."""
     try:
         return _lacks(_without_data(problem))
-    except Untraceable as error:
+    except UntraceableError as error:
         return f"a mask with {error}"
 
 
@@ -58,14 +57,10 @@ def _without_data(problem: Problem) -> Problem:
 
 @functools.lru_cache(maxsize=4096)
 def _lacks(problem: Problem) -> str | None:
-    found = [words for name, words in _EXTRAS.items() if getattr(problem, name)]
-    if problem.dtype not in ("float16", "bfloat16"):
-        found.append(problem.dtype)
+    found = [] if problem.dtype in ("float16", "bfloat16") else [problem.dtype]
     for name in ("head_dim", "head_dim_v"):
         if getattr(problem, name) % 8:
             found.append(f"{name}={getattr(problem, name)} (multiples of 8)")
-    if not problem.scale_value > 0:
-        found.append(f"scale={problem.scale_value:g} (only positive scales)")
     if len(mask_scalars(problem.mask.code)) > MAX_SCALARS:
         found.append(f"the mask {problem.mask.code}")
     if max(problem.seqlen_q, problem.seqlen_k, problem.varlen * problem.total_q, problem.varlen * problem.total_k) > _MAX_ROWS:
@@ -85,7 +80,7 @@ def plan(problem: Problem, direction: str = FORWARD) -> Plan:  # noqa: ARG001
 
 @functools.lru_cache(maxsize=4096)
 def _plan(problem: Problem) -> Plan:
-    chosen = make_plan(problem, "H200", direction=FORWARD, num_splits=1, pack_gqa=1).plan
+    chosen = make_plan(problem, "H200", direction=FORWARD).plan
     if problem.varlen and chosen.schedule.launch is Launch.NONE:  # how many tiles there are is known on the device only
         return chosen.with_(schedule=Schedule(ScheduleKind.LPT, Launch.DYNAMIC))
     return chosen
@@ -103,9 +98,7 @@ def _launch(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tens
             return _launch(problem, plan, inputs, out, lse)
     kernel = compiled(plan)
     stream = torch.cuda.current_stream().cuda_stream
-    launch.run(
-        prepare(kernel, problem, plan, inputs, out, lse, sms=_sms(device), counter=_counter(device, stream)), device, stream
-    )
+    launch.run(prepare(kernel, problem, plan, inputs, out, lse, sms=_sms(device), counter=_counter(device, stream)), device, stream)
     return None
 
 

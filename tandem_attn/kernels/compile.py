@@ -77,7 +77,10 @@ def compiled(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel
 
 def code_plan(plan: Plan) -> Plan:
     """The plan without what does not change the code: plans that share a kernel become equal."""
-    return replace(plan, smem=(), tmem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False)
+    return replace(
+        plan, smem=(), tmem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False,
+        num_splits=min(plan.num_splits, 2), page_size=min(plan.page_size, 1),
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)
@@ -180,22 +183,31 @@ def _descriptor_type(tensor: str, tail: bool, plan: Plan) -> str:
 
     box = box_shape(tensor, tail, plan)
     dtype = {"bfloat16": "bf16", "float16": "fp16"}[plan.dtype]
-    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16 if dtype == "bf16" else gl.float16)
+    swizzle = min(box[-1] * plan.element_bytes, 128)  # the whole tile's
+    layout = gl.NVMMASharedLayout(swizzle, 8 * plan.element_bytes, len(box))
     return f"tensordesc<{dtype}{box},{layout!r}>"
 
 
 def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     """Shape of one TMA copy of q, k, v or o, see ``kernels.common.copies``."""
     chunks = plan.head_dim_chunks if tensor in "qk" else plan.head_dim_v_chunks
-    rows = plan.tile_m if tensor in "qo" else plan.tile_n
-    return [1] * leading_dims(tensor, plan) + [rows, chunks[-1] if tail else chunks[0]]
+    if tensor in "kv":
+        rows = [plan.page_rows or plan.tile_n]
+    else:
+        rows = [plan.tile_m] if plan.pack_gqa == 1 else [plan.tile_m // plan.pack_rows, plan.pack_rows]
+    columns = chunks[-1] if tail else chunks[0]
+    if tensor in "kv" and 0 < plan.page_rows < plan.tile_n:  # see kernels.common.paging
+        columns = min(columns, 128 // plan.element_bytes)
+    return [1] * leading_dims(tensor, plan) + [*rows, columns]
 
 
 def leading_dims(tensor: str, plan: Plan) -> int:
-    """Dimensions of a descriptor before rows and head_dim: (batch, heads), (end, heads) or (batch, end, heads)."""
+    """Dimensions of a descriptor before rows and head_dim: (batch, heads), (end, heads), (batch or page, end, heads) or (groups,)."""
+    if tensor in "kv" and plan.page_size:
+        return 3
     if plan.varlen:
-        return 2
-    return 3 if plan.seqused and tensor != "o" else 2
+        return 1 if tensor == "q" and plan.pack_gqa > 1 else 2
+    return 3 if plan.seqused and tensor != "o" and (tensor != "q" or plan.pack_gqa == 1) else 2
 
 
 def _key(key: tuple[Any, ...]) -> str:

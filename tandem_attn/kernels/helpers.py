@@ -1,12 +1,14 @@
-"""Launches beside a forward's own: the order of packed sequences, and the key ranges of document masks."""
+"""Launches beside a forward's own: the order of packed sequences, the key ranges of document masks, and the combination of split keys."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from tandem_attn.kernels.compile import Helper, compiled_helper
-from tandem_attn.kernels.description import LaunchDescription
+from tandem_attn.kernels.description import Extra, LaunchDescription
 from tandem_attn.spec.plan import Plan
 
 _COMMON = "tandem_attn.kernels.common"
@@ -15,7 +17,9 @@ _KEYS = 1024  # of a document mask looked at together
 RANGE_FIELDS = 4  # numbers that document_ranges writes for each query tile
 
 
-def packed_tiles(plan: Plan, cu_q: Tensor, cu_k: Tensor, used_k: Tensor | None, tiles_a_block: int) -> tuple[Tensor, Tensor, LaunchDescription]:
+def packed_tiles(
+    plan: Plan, cu_q: Tensor, cu_k: Tensor, used_k: Tensor | None, tiles_a_block: int
+) -> tuple[Tensor, Tensor, LaunchDescription]:
     """Packed sequences in the order they are worked on, the number of tiles before each, and the launch that writes both."""
     batch = cu_q.shape[0] - 1
     order, starts = cu_q.new_empty(batch), cu_q.new_empty(batch + 1)
@@ -68,3 +72,32 @@ def document_ranges(
 
 def _id_pointer(ids: Tensor) -> str:
     return "*i64" if ids.dtype == torch.int64 else "*i32"
+
+
+def parts(
+    plan: Plan, out: Tensor, lse: Tensor, sink: Tensor | None, seqlen_q: int
+) -> tuple[tuple[Extra, ...], tuple[LaunchDescription, ...]]:
+    """Where split keys leave their parts, and the launch that joins them to O and LSE, see ``kernels.common.splits``."""
+    if plan.num_splits == 1:
+        return (), ()
+    heads, columns = out.shape[-2:]
+    rows = out.numel() // (heads * columns)
+    part_o = torch.empty(plan.num_splits, rows, heads, columns, dtype=torch.float32, device=out.device)
+    statistics = torch.empty(plan.num_splits, rows, heads, 2, dtype=torch.float32, device=out.device)
+    if plan.varlen:  # rows that no sequence has are not visited
+        statistics.fill_(float("inf"))
+    helper = Helper(
+        arch=plan.arch, module=f"{_COMMON}.splits", entry="combine",
+        types=(
+            ("part_o", "*fp32"), ("statistics", "*fp32"), ("out", {"float16": "*fp16", "bfloat16": "*bf16"}[plan.dtype]), ("lse", "*fp32"),
+            ("sink", "*fp32"), ("splits", "i32"), ("rows", "i32"), ("heads", "i32"), ("seqlen_q", "i32"), ("unit", "fp32"),
+        ),
+        constants=(
+            ("columns", columns), ("power", 1 << (columns - 1).bit_length()), ("most", 1 << (plan.num_splits - 1).bit_length()),
+            ("has_sink", sink is not None), ("packed", plan.varlen),
+        ),
+        warps=1,
+    )  # fmt: skip
+    numbers = (plan.num_splits, rows, heads, seqlen_q, math.log2(math.e) if plan.bias else 1.0)
+    launch = LaunchDescription(compiled_helper(helper), rows * heads, (), (), (part_o, statistics, out, lse, sink), numbers)
+    return (part_o, statistics, plan.num_splits, rows), (launch,)

@@ -1,7 +1,7 @@
 """A mask as a kernel sees it: a structure to compile from, taken apart as a tree, and the data that the tree's leaves read.
 
-``lower`` turns a mask into one without tensors and functions, whose code is the structure: a document mask tells its ids' types, a predicate
-its expression (``spec.predicates``). Two calls whose masks have one structure share a kernel.
+``lower`` turns a mask into one without tensors and functions, whose code is the structure: a document mask tells its ids' types, a
+predicate its expression (``spec.predicates``). Two calls whose masks have one structure share a kernel.
 
 The data of a kernel are a flat list of arguments, leaf after leaf. A table of d dimensions takes 1 + 2 d of them: its address, d sizes, d
 strides in elements. A document mask has two tables, (batch, seqlen) ids of queries and keys, and then the address of the key ranges that a
@@ -17,7 +17,7 @@ from typing import Any
 
 from tandem_attn.spec.bands import Band, Bounds
 from tandem_attn.spec.masks import And, Document, Mask, Or, Predicate
-from tandem_attn.spec.predicates import OPERATIONS, TABLE_TYPES, Untraceable, trace
+from tandem_attn.spec.predicates import OPERATIONS, TABLE_TYPES, UntraceableError, trace
 
 POINTER, SIZE, STRIDE = "pointer", "i32", "i64"  # kinds of arguments; a pointer's names its elements' type too: "pointer i64"
 RANGES = f"{POINTER} i32"
@@ -42,7 +42,7 @@ def lower(mask: Mask) -> tuple[Mask, tuple[Any, ...]]:
     """The mask without its data, and the tensors of its leaves, in order: a document's two, a predicate's tables.
 
     Raises:
-        Untraceable: a predicate, or ids of a type, that kernels cannot read.
+        UntraceableError: a predicate, or ids of a type, that kernels cannot read.
     """
     if isinstance(mask, (And, Or)):
         a, of_a = lower(mask.a)
@@ -64,13 +64,13 @@ def _ids_type(ids: Any) -> str:
     dtype = str(getattr(ids, "dtype", "int64")).removeprefix("torch.")  # lists become int64 tensors
     found = TABLE_TYPES.get(dtype)
     if found is None or found == "fp32":
-        raise Untraceable(f"document ids of {dtype}")
+        raise UntraceableError(f"document ids of {dtype}")
     return "i64" if found == "i64" else "i32"  # narrower ones are widened before
 
 
 @dataclass(frozen=True)
 class Expression:
-    """An operation of ``OPERATIONS``, a leaf ``b``, ``h``, ``i``, ``j``, ``constant``, or ``table``: the element at the indices ``args``."""
+    """An operation of ``OPERATIONS``, a leaf ``b``, ``h``, ``i``, ``j``, ``constant``, or ``table``: its element at ``args``."""
 
     kind: str
     args: tuple[Expression, ...] = ()

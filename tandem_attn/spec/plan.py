@@ -85,7 +85,7 @@ class Plan:
     pack_gqa: int = 1  # query heads of one KV head packed as rows of a tile: row r is query r // pack_rows, head r % pack_rows
     num_splits: int = 1  # parts of the key range, combined afterwards
     page_size: int = 0  # keys a page; 0: not paged
-    page_rows: int = 0  # keys of a page that one copy brings
+    page_rows: int = 0  # keys of a page that one copy brings; divides page_size, or all pages of a sequence are brought together before
     leftpad: bool = False
     varlen: bool = False
     seqused: bool = False

@@ -17,6 +17,7 @@ from tandem_attn.spec.planner_rules import (
     fewest_idle_tiles,
     forward_smem,
     kv_stages_that_fit,
+    page_rows,
     reads_data,
     reads_elements,
     too_large,
@@ -76,6 +77,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
     smem.add("barriers", BARRIER_BYTES)
     fields = {k: v for k, v in point.items() if k != "o_over_q"}
+    fields |= {"page_rows": page_rows(problem, tile_n)}
     fields |= {"kv_stages": stages, "rescale_rows": 16, "early_turn": consumers == 2, "ping_pong": consumers > 1}
     return Plan(**{**base, **fields, "roles": _roles(consumers), "smem": smem.regions})
 

@@ -11,8 +11,8 @@ An expression is text, the part of a mask's structure that a kernel is compiled 
     mul(x,y)                an operation of ``OPERATIONS``; a name with ``64`` behind it is computed in 64 bits
     #2:i32(x,y)             the element of table 2, of this type, at these indices
 
-Integers have 64 bits, as PyTorch's indices: where 32 might not hold a result, the operation is marked. Floating-point operations are single ones in
-float32. ``//`` and ``%`` round down, as PyTorch's do.
+Integers have 64 bits, as PyTorch's indices: where 32 might not hold a result, the operation is marked. Floating-point operations are
+single ones in float32. ``//`` and ``%`` round down, as PyTorch's do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LIMITS = {"i1": 1, "u8": 1 << 8, "i8": 1 << 7, "i16": 1 << 15, "i32": 1 << 31, 
 BOOL, INT, FLOAT = "a boolean", "an integer", "a float"
 
 
-class Untraceable(TypeError):
+class UntraceableError(TypeError):
     """What a predicate does that no kernel can be compiled for, in words."""
 
 
@@ -54,21 +54,21 @@ def trace(fn: Callable[..., Any]) -> Traced:
     index tensors with one integer a dimension.
 
     Raises:
-        Untraceable: it does something else.
+        UntraceableError: it does something else.
     """
     tables: list[Any] = []
     arguments = [Symbol(name, INT, INDEX_LIMIT, tables) for name in "bhij"]
     try:
         result = fn(*arguments)
-    except Untraceable:
+    except UntraceableError:
         raise
     except Exception as error:  # the function may do anything with a symbol
-        raise Untraceable(f"{type(error).__name__}: {error}") from error
+        raise UntraceableError(f"{type(error).__name__}: {error}") from error
     if isinstance(result, bool):
         return Traced("true" if result else "false", ())
     found = _operand(result, tables, BOOL)
     if found.kind is not BOOL:
-        raise Untraceable(f"a result that is {found.kind}")
+        raise UntraceableError(f"a result that is {found.kind}")
     numbers = list(dict.fromkeys(int(number) for number in re.findall(r"#(\d+)", found.code)))  # in the order of the text
     return Traced(re.sub(r"#(\d+)", lambda m: f"#{numbers.index(int(m[1]))}", found.code), tuple(tables[n] for n in numbers))
 
@@ -82,10 +82,10 @@ class Symbol:
     __hash__ = None  # type: ignore[assignment] # == makes a symbol
 
     def __bool__(self) -> bool:
-        raise Untraceable("a decision by value (if, and, or, not, a chained comparison); use &, |, ~ and torch.where")
+        raise UntraceableError("a decision by value (if, and, or, not, a chained comparison); use &, |, ~ and torch.where")
 
     def __index__(self) -> int:
-        raise Untraceable("an index's value where a number is needed")
+        raise UntraceableError("an index's value where a number is needed")
 
     __int__ = __float__ = __len__ = __iter__ = __index__
 
@@ -94,10 +94,10 @@ class Symbol:
             return lambda *others: _named(name, self.tables, (self, *others))
         if name.startswith("__"):
             raise AttributeError(name)
-        raise Untraceable(f"the attribute {name!r}")
+        raise UntraceableError(f"the attribute {name!r}")
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Symbol:  # noqa: ARG003
+    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Symbol:
         """PyTorch hands over its functions that got a symbol (PyTorch documentation, Extending torch)."""
         name = getattr(function, "__name__", str(function))
         flat = [x for arg in args for x in (arg if isinstance(arg, tuple) else (arg,))]
@@ -105,7 +105,7 @@ class Symbol:
         if name == "__getitem__":
             return _element(args[0], args[1] if isinstance(args[1], tuple) else (args[1],), tables)
         if name.strip("_") not in _NAMES or kwargs:
-            raise Untraceable(f"torch.{name}" + (f" with {', '.join(kwargs)}" if kwargs else ""))
+            raise UntraceableError(f"torch.{name}" + (f" with {', '.join(kwargs)}" if kwargs else ""))
         return _named(name.strip("_"), tables, args)
 
 
@@ -113,7 +113,7 @@ def _named(name: str, tables: list[Any], args: tuple[Any, ...]) -> Symbol:
     """The operation that PyTorch knows by a name."""
     operands = tuple(_operand(x, tables) for x in args)
     if name.startswith("logical_") and any(x.kind is not BOOL for x in operands):
-        raise Untraceable(f"{name} of what is no boolean")
+        raise UntraceableError(f"{name} of what is no boolean")
     return _apply(_NAMES[name], tables, operands[::-1] if name in _REFLECTED else operands)
 
 
@@ -149,25 +149,27 @@ def _operand(x: Any, tables: list[Any], beside: str = INT) -> Symbol:
         return Symbol("true" if x else "false", BOOL, 1, tables)
     if isinstance(x, int):
         if abs(x) >= 1 << 63:
-            raise Untraceable(f"the number {x}, which needs more than 64 bits")
+            raise UntraceableError(f"the number {x}, which needs more than 64 bits")
         return Symbol(str(x), INT, abs(x) + 1, tables)
     if isinstance(x, float):
         return Symbol(x.hex(), FLOAT, 0, tables)
     if getattr(x, "ndim", None) == 0 and hasattr(x, "stride"):
         return _element(x, (), tables)
-    raise Untraceable(f"{type(x).__name__} beside {beside}" + (" (index it first)" if hasattr(x, "ndim") else ""))
+    raise UntraceableError(f"{type(x).__name__} beside {beside}" + (" (index it first)" if hasattr(x, "ndim") else ""))
 
 
 def _element(table: Any, indices: tuple[Any, ...], tables: list[Any]) -> Symbol:
     """``table[indices]``."""
     kind = TABLE_TYPES.get(str(getattr(table, "dtype", "")).removeprefix("torch."))
     if kind is None:
-        raise Untraceable(f"a captured tensor of {getattr(table, 'dtype', type(table).__name__)} (it may be of {', '.join(TABLE_TYPES)})")
+        raise UntraceableError(
+            f"a captured tensor of {getattr(table, 'dtype', type(table).__name__)} (it may be of {', '.join(TABLE_TYPES)})"
+        )
     if len(indices) != table.ndim:
-        raise Untraceable(f"{len(indices)} indices of a captured tensor with {table.ndim} dimensions")
+        raise UntraceableError(f"{len(indices)} indices of a captured tensor with {table.ndim} dimensions")
     operands = [_operand(x, tables, "an index") for x in indices]
     if any(x.kind is not INT for x in operands):
-        raise Untraceable("an index that is no integer")
+        raise UntraceableError("an index that is no integer")
     number = next((n for n, known in enumerate(tables) if known is table or _same(known, table)), len(tables))
     if number == len(tables):
         tables.append(table)
@@ -184,13 +186,13 @@ def _same(a: Any, b: Any) -> bool:
 
 def _apply(operation: str, tables: list[Any], given: tuple[Any, ...]) -> Symbol:
     if len(given) != OPERATIONS[operation]:
-        raise Untraceable(f"{operation} of {len(given)} operands")
+        raise UntraceableError(f"{operation} of {len(given)} operands")
     x = [_operand(value, tables) for value in given]
     kinds = {value.kind for value in (x[1:] if operation == "where" else x)}
     if operation == "where" and x[0].kind is not BOOL:
-        raise Untraceable(f"where with a condition that is {x[0].kind}")
+        raise UntraceableError(f"where with a condition that is {x[0].kind}")
     if len(kinds) > 1 and BOOL in kinds:
-        raise Untraceable(f"{operation} of {' and '.join(sorted(kinds))}")
+        raise UntraceableError(f"{operation} of {' and '.join(sorted(kinds))}")
     kind = FLOAT if FLOAT in kinds else INT if INT in kinds else BOOL
     _check_kind(operation, kind)
     result = BOOL if operation in _COMPARISONS else FLOAT if operation == "div" else kind
@@ -206,22 +208,20 @@ def _check_kind(operation: str, kind: str) -> None:
         INT: (),
     }
     if operation in wrong[kind]:
-        raise Untraceable(f"{operation} of {kind}")
+        raise UntraceableError(f"{operation} of {kind}")
 
 
 def _limit(operation: str, x: list[Symbol]) -> int:
     """Bound of an integer result's magnitude (exclusive)."""
     a, b = x[0].limit, x[-1].limit
-    if operation in ("add", "sub"):
-        return a + b
-    if operation == "mul":
-        return a * b
-    if operation == "mod":
-        return b
+    bounds = {
+        **dict.fromkeys(("add", "sub"), a + b),
+        **dict.fromkeys(("floordiv", "shr", "neg", "abs"), a + 1),
+        **dict.fromkeys(("and", "or", "xor"), 1 << max(a, b).bit_length()),
+        "mul": a * b,
+        "mod": b,
+    }
     if operation == "shl":
-        return a << int(x[1].code) if x[1].code.isdigit() else 1 << 63
-    if operation in ("floordiv", "shr", "neg", "abs"):
-        return a + 1
-    if operation in ("and", "or", "xor"):
-        return 1 << max(a, b).bit_length()
-    return max(value.limit for value in x)
+        by = int(x[1].code) if x[1].code.isdigit() else 63
+        return a << min(by, 63)
+    return bounds.get(operation) or max(value.limit for value in x)

@@ -92,7 +92,9 @@ class Problem:
 
     def __str__(self) -> str:
         dims = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d({self.head_dim},{self.head_dim_v})"
-        flags = [n for n in ("sink", "alibi", "bias", "varlen", "seqused", "cache", "leftpad", "backward", "deterministic") if getattr(self, n)]
+        flags = [
+            n for n in ("sink", "alibi", "bias", "varlen", "seqused", "cache", "leftpad", "backward", "deterministic") if getattr(self, n)
+        ]
         flags += [f"softcap={self.softcap:g}"] if self.softcap else []
         flags += [f"page_size={self.page_size}"] if self.page_size else []
         size = f"B{self.batch} Sq{self.seqlen_q} Sk{self.seqlen_k} H{self.heads}/{self.heads_kv} {dims}"

@@ -1,8 +1,8 @@
 """Query heads of one KV head as rows of a tile: which query and which head a row is, and the copies of such tiles.
 
-A query takes ``plan.pack_rows`` rows, its heads side by side; rows beyond ``plan.pack_gqa`` are empty. TMA sees the tensor as (batch, groups
-of heads, rows, heads of a group, head_dim): heads beyond the group are out of bounds, read as zeros and not written. Rows that a sequence
-does not use are read whatever they hold, since no row's result depends on another.
+A query takes ``plan.pack_rows`` rows, its heads side by side; rows beyond ``plan.pack_gqa`` are empty. TMA sees the tensor as (batch,
+groups of heads, rows, heads of a group, head_dim): heads beyond the group are out of bounds, read as zeros and not written. Rows that a
+sequence does not use are read whatever they hold, since no row's result depends on another.
 """
 
 from triton.experimental import gluon

@@ -394,12 +394,12 @@ def _finish(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
     used = queries < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
     lse = gl.where(used & (row_sum != 0), _natural(plan, row_max, row_sum), float("-inf"))
     inverse = gl.where(used & (row_sum != 0), share / row_sum, 0.0)
-    acc = state.acc * gl.convert_layout(inverse, gl.SliceLayout(1, state.acc.type.layout))[:, None]
+    acc = _normalised(plan, state.acc, inverse, used)
     tma.store_wait(0)
     gl.barrier()
     o_slot.store(acc.to(args.o.dtype))
     if len(plan.head_dim_v_chunks) > 1:
-        acc_tail = state.acc_tail * gl.convert_layout(inverse, gl.SliceLayout(1, state.acc_tail.type.layout))[:, None]
+        acc_tail = _normalised(plan, state.acc_tail, inverse, used)
         o_tail.store(acc_tail.to(args.o.dtype))
     fence_async_shared()
     gl.barrier()
@@ -410,6 +410,15 @@ def _finish(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
     else:
         first = args.lse + (work.seq.batch.to(gl.int64) * args.heads + heads) * args.lse_stride
         gl.store(first + queries, lse, mask=packing.holds_query(plan, rows, queries < args.seqlen_q))
+
+
+@gluon.jit
+def _normalised(plan: gl.constexpr, acc, inverse, used):
+    rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    acc = acc * gl.convert_layout(inverse, rows)[:, None]
+    if plan.seqused and plan.pack_gqa > 1:  # rows that are not in use may be NaN, see packing
+        acc = gl.where(gl.convert_layout(used, rows)[:, None], acc, 0.0)
+    return acc
 
 
 @gluon.jit
