@@ -25,7 +25,8 @@ from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
 
 TRITON = "3.9"  # Gluon's API changes between minor releases
-ENTRIES = {9: "tandem_attn.kernels.sm90.forward"}  # by major compute capability: the module whose ``forward`` is the kernel
+# By major compute capability: the module whose ``forward`` is the kernel.
+ENTRIES = {9: "tandem_attn.kernels.sm90.forward", 10: "tandem_attn.kernels.sm100.forward"}
 CODES = {"*": "Q", "i32": "i", "i64": "q", "fp32": "f"}  # of ``struct``, by Triton's notation; every pointer has the first
 
 
@@ -78,7 +79,7 @@ def compiled(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel
 def code_plan(plan: Plan) -> Plan:
     """The plan without what does not change the code: plans that share a kernel become equal."""
     return replace(
-        plan, smem=(), tmem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False,
+        plan, smem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False,
         num_splits=min(plan.num_splits, 2), page_size=min(plan.page_size, 1),
     )  # fmt: skip
 
@@ -183,8 +184,14 @@ def _descriptor_type(tensor: str, tail: bool, plan: Plan) -> str:
 
     box = box_shape(tensor, tail, plan)
     dtype = {"bfloat16": "bf16", "float16": "fp16"}[plan.dtype]
-    swizzle = min(box[-1] * plan.element_bytes, 128)  # the whole tile's
-    layout = gl.NVMMASharedLayout(swizzle, 8 * plan.element_bytes, len(box))
+    split = []
+    if plan.cta_group == 2:  # each CTA of a pair holds half the rows of q, k and o, and half the columns of v
+        split = [[int(i == len(box) - (1 if tensor == "v" else 2)) for i in range(len(box))]]
+    element = gl.bfloat16 if dtype == "bf16" else gl.float16
+    if plan.pack_gqa > 1 or plan.page_rows:  # swizzled as the whole tile, of which the box's last two dimensions are a part
+        layout = gl.NVMMASharedLayout(min(box[-1] * plan.element_bytes, 128), 8 * plan.element_bytes, len(box))
+    else:
+        layout = gl.NVMMASharedLayout.get_default_for(box, element, cga_layout=split)
     return f"tensordesc<{dtype}{box},{layout!r}>"
 
 
@@ -194,7 +201,7 @@ def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     if tensor in "kv":
         rows = [plan.page_rows or plan.tile_n]
     else:
-        rows = [plan.tile_m] if plan.pack_gqa == 1 else [plan.tile_m // plan.pack_rows, plan.pack_rows]
+        rows = [plan.tile_m * plan.cta_group] if plan.pack_gqa == 1 else [plan.tile_m // plan.pack_rows, plan.pack_rows]
     columns = chunks[-1] if tail else chunks[0]
     if tensor in "kv" and 0 < plan.page_rows < plan.tile_n:  # see kernels.common.paging
         columns = min(columns, 128 // plan.element_bytes)

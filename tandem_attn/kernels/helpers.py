@@ -27,7 +27,7 @@ def packed_tiles(
     helper = Helper(
         arch=plan.arch, module=f"{_COMMON}.tile_order", entry="packed_tiles",
         types=(*((name, "*i32") for name in pointers), ("batch", "i32"), ("tiles_a_block", "i32")),
-        constants=(("queries", plan.queries_per_cta), ("seqused", used_k is not None), ("own", _OWN), ("chunk", _CHUNK)),
+        constants=(("queries", plan.queries_per_tile), ("seqused", used_k is not None), ("own", _OWN), ("chunk", _CHUNK)),
     )  # fmt: skip
     grid = -(-batch // _OWN)
     launch = LaunchDescription(compiled_helper(helper), grid, (), (), (cu_q, cu_k, used_k, order, starts), (batch, tiles_a_block))
@@ -45,7 +45,7 @@ def document_ranges(
         total_q: rows of q: of one sequence, or of all packed ones.
         seqlen_k: keys of a padded sequence.
     """
-    queries = plan.queries_per_cta
+    queries = plan.queries_per_tile
     blocks = -(-total_q // queries)
     slots = total_q // queries + batch + 1 if plan.varlen else blocks * batch
     out = torch.empty(slots, RANGE_FIELDS, dtype=torch.int32, device=q_ids.device)

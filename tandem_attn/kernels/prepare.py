@@ -49,20 +49,24 @@ def prepare(
     q, k, v = inputs.q, inputs.k, inputs.v
     rows, heads = q.shape[-3], q.shape[-2]
     groups = heads // plan.pack_gqa
-    blocks = -(-rows // plan.queries_per_cta)
-    tiles = blocks * groups * problem.batch * plan.num_splits  # with packed sequences the device counts them
-    grid = min(tiles, sms) if plan.schedule.launch is not Launch.NONE else tiles
+    blocks = -(-rows // plan.queries_per_tile)
+    tiles = blocks * groups * problem.batch
+    if problem.varlen:  # the device counts them; at most one tile of a sequence and head is not full
+        tiles = (rows // plan.queries_per_tile + problem.batch) * groups
+    tiles *= plan.num_splits
+    grid = min(tiles, sms) if plan.schedule.launch in (Launch.STATIC, Launch.DYNAMIC) else tiles
     every = groups if problem.varlen else groups * problem.batch
     section = min(plan.schedule.section or (1 if plan.schedule.kind is ScheduleKind.NAIVE else every), every)
     window = mask_scalars(problem.mask.code)
     keys = k.shape[-3] if inputs.page_table is None else inputs.page_table.shape[1] * k.shape[-3]
     used_q, used_k = _used(problem, inputs, keys)
+    cu_q, cu_k = _contiguous(inputs.cu_seqlens_q), _contiguous(inputs.cu_seqlens_k)
     order = starts = None
     before: list[LaunchDescription] = []
-    if inputs.cu_seqlens_q is not None and inputs.cu_seqlens_k is not None:
-        order, starts, first = helpers.packed_tiles(plan, inputs.cu_seqlens_q, inputs.cu_seqlens_k, used_k, groups)
+    if cu_q is not None and cu_k is not None:
+        order, starts, first = helpers.packed_tiles(plan, cu_q, cu_k, used_k, groups)
         before.append(first)
-    lengths = (inputs.cu_seqlens_q, inputs.cu_seqlens_k, used_q, used_k)
+    lengths = (cu_q, cu_k, used_q, used_k)
     data, ranges = mask_data(plan, problem, lengths, rows, keys)
     sink = None if inputs.sink is None else inputs.sink.float().contiguous()
     slopes = None if inputs.alibi_slopes is None else _slopes(inputs.alibi_slopes, problem.batch)
@@ -110,6 +114,10 @@ def _used(problem: Problem, inputs: Inputs, keys: int) -> tuple[Tensor | None, T
         full(inputs.q.shape[-3]) if inputs.seqused_q is None else inputs.seqused_q.contiguous(),
         full(keys) if inputs.seqused_k is None else inputs.seqused_k.contiguous(),
     )
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 def _slopes(slopes: Tensor, batch: int) -> Tensor:

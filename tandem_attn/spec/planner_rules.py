@@ -103,12 +103,17 @@ def kv_stages_that_fit(arch: Arch, fixed_bytes: int, k_bytes: int, v_bytes: int)
     return min(MAX_KV_STAGES, 2 * pairs + (rest >= k_bytes))
 
 
-def forward_smem(q_tiles: int, q_bytes: int, stages: int, k_bytes: int, v_bytes: int, o_bytes: int, *, own_o: bool) -> Packer:
-    """Q tiles, K/V slots and O tiles; without ``own_o`` each O tile is staged where its Q lay (Q was read for the last time)."""
+def forward_smem(
+    q_tiles: int, q_bytes: int, stages: int, k_bytes: int, v_bytes: int, o_bytes: int, *, own_o: bool, one_ring: bool = True
+) -> Packer:
+    """Q tiles, K/V slots and O tiles; without ``own_o`` each O tile is staged where its Q lay (Q was read for the last time).
+
+    K and V tiles of one size share a ring if ``one_ring``.
+    """
     smem = Packer(SMEM_ALIGN)
     for i in range(q_tiles):
         smem.add(f"Q{i}", q_bytes)
-    if k_bytes == v_bytes:
+    if one_ring and k_bytes == v_bytes:
         smem.add("KV ring", stages * k_bytes)
     else:
         smem.add("K ring", (stages - stages // 2) * k_bytes)
@@ -173,7 +178,7 @@ def _tiles(problem: Problem, plan: Plan, pack: int) -> int:
 def _pack_gqa(problem: Problem, arch: Arch, plan: Plan) -> tuple[int, str]:  # noqa: ARG001
     ratio = max(n for n in range(1, plan.tile_m + 1) if problem.heads_per_kv % n == 0)  # a query's heads lie in one tile
     packed, apart = _tiles(problem, plan, ratio), _tiles(problem, plan, 1)
-    if ratio == 1 or packed >= apart:
+    if ratio == 1 or 2 * packed > apart:
         return 1, ""
     return (
         ratio,

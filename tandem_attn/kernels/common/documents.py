@@ -141,7 +141,7 @@ def _range_places(tree):
 def slot_of(plan: gl.constexpr, args, seq, m_block):
     """A number of its own for each query tile: tiles of packed sequences have one by the rows before them, without a sum over sequences."""
     if plan.varlen:
-        return seq.q.start // plan.queries_per_cta + seq.batch + m_block
+        return seq.q.start // plan.queries_per_tile + seq.batch + m_block
     else:
         return seq.batch * args.blocks + m_block
 

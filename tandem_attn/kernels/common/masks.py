@@ -85,7 +85,7 @@ def bounds(tree: gl.constexpr, scalars, seqlen_q, seqlen_k):
             inner = b
         return Bounds(gl.minimum(a.lo, b.lo), gl.maximum(a.hi, b.hi), inner.inner_lo, inner.inner_hi)
     elif tree.kind == "window":
-        lo, hi = _edges(tree, scalars, seqlen_q, seqlen_k)
+        lo, hi = edges(tree, scalars, seqlen_q, seqlen_k)
         return Bounds(lo, hi, lo, hi)
     elif tree.kind == "full":
         far = gl.to_tensor(FAR)
@@ -96,7 +96,7 @@ def bounds(tree: gl.constexpr, scalars, seqlen_q, seqlen_k):
 
 
 @gluon.jit
-def _edges(tree: gl.constexpr, scalars, seqlen_q, seqlen_k):
+def edges(tree: gl.constexpr, scalars, seqlen_q, seqlen_k):
     """Lowest and highest j - i of a window."""
     if tree.align == "bottom-right":
         shift = seqlen_k - seqlen_q
@@ -141,7 +141,7 @@ def allowed(tree: gl.constexpr, scalars, seqlen_q, seqlen_k, i, j, site=None):
     elif tree.kind == "document" or tree.kind == "predicate":
         return predicates.evaluate(tree.seen, site, i, j)
     else:
-        lo, hi = _edges(tree, scalars, seqlen_q, seqlen_k)
+        lo, hi = edges(tree, scalars, seqlen_q, seqlen_k)
         if tree.left == "None" and tree.right == "None":
             return j >= 0
         elif tree.left == "None":
@@ -206,7 +206,7 @@ def hide(s, tree: gl.constexpr, scalars, seq, row, n_start, site=None):
         stop = gl.full(row.type.shape, 0, gl.int32, row.type.layout) + (seq.k.used - n_start)
         return hide_columns(s, stop, stop, False)
     elif tree.kind == "window":
-        lo, hi = _edges(tree, scalars, seq.q.used, seq.k.used)
+        lo, hi = edges(tree, scalars, seq.q.used, seq.k.used)
         stop = gl.minimum(row + hi + 1, seq.k.used) - n_start
         return hide_columns(s, row + lo - n_start, stop, tree.left != "None")
     elif tree.kind == "and" and reads_data(tree):  # one after the other: fewer registers than the conjunction of all elements

@@ -126,10 +126,10 @@ def work_at(plan: gl.constexpr, args, at):
     """Sequence, rows and key blocks of a tile."""
     tree: gl.constexpr = masks.parse(plan.mask)
     seq = sequence(plan, args, at.batch)
-    row = at.m_block * plan.rows_per_cta
+    row = at.m_block * (plan.rows_per_cta * plan.cta_group)
     query = packing.queries(plan, row)
     ranges = documents.range_pointers(plan, tree, args, seq, at.m_block)
-    visit = masks.visit(tree, args.scalars, seq, query, plan.queries_per_cta, plan.tile_n, ranges)
+    visit = masks.visit(tree, args.scalars, seq, query, plan.queries_per_tile, plan.tile_n, ranges)
     if plan.num_splits > 1:
         visit = splits.part(visit, at.valid - 1, args.parts[2], plan.tile_n, seq.k.used)
     return Work(at.head, row, seq, visit, at.valid - 1)
@@ -177,11 +177,15 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, index: gl.constexpr):
     while at.valid != 0:
         work = work_at(plan, args, at)
         row = work.row + index * plan.tile_m
-        state, q_in, kv_in = _attend(plan, args, work, row, q_in, kv_in, index)
+        state, kv_in = _attend(plan, args, work, row, q_in, kv_in, index)
         if plan.num_splits > 1:
             _finish_part(plan, args, work, row, state)
         else:
             _finish(plan, args, work, row, state, o_slot, o_tail)
+        if plan.o_over_q:
+            tma.store_wait(0)
+            q_in.release()
+        q_in = q_in.next()
         at, tiles_in = receive_tile(tiles_in)
     _close_turns(plan, index)
     tma.store_wait(0)
@@ -202,6 +206,8 @@ def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexp
             q_b = q_b.load(operand)
         fence_async_shared()
         q_in.release()
+    elif plan.q_tail_registers:
+        q_b = q_b.load(gl.DotOperandLayout(0, s_layout(plan), 2))
     state, kv_in = _first_block(plan, args, work, row, q_a, q_b, kv_in, visit.stop - 1, index)
     n_block = visit.stop - 2
     for _ in range(gl.maximum(visit.full_stop, visit.start), visit.stop - 1):
@@ -215,14 +221,14 @@ def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexp
             for _ in range(visit.start, gl.minimum(visit.full_start, visit.full_stop)):
                 state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
                 n_block -= 1
-    if not plan.q_registers:
+    if not plan.q_registers and not plan.o_over_q:
         q_in.release()
     v = kv_in.v
     v.wait()
     o_mma, tail_mma = _values_mma(plan, state, v)
     acc, acc_tail = _values_wait(plan, o_mma, tail_mma)
     v.release()
-    return State(acc, acc_tail, state.row_max, state.row_sum, state.p), q_in.next(), kv_in.after_v(v.next())
+    return State(acc, acc_tail, state.row_max, state.row_sum, state.p), kv_in.after_v(v.next())
 
 
 @gluon.jit
@@ -269,7 +275,7 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
     safe_max = row_max
     if masked or is_natural(plan):  # a bias may hold -inf
         safe_max = softmax.finite_or_zero(row_max)
-    alpha = _exp2_of(plan, state.row_max - safe_max)
+    alpha = _exp2_of(is_natural(plan), state.row_max - safe_max)
     p = _weights(plan, args, s, safe_max)
     row_sum = state.row_sum * gl.convert_layout(alpha, gl.SliceLayout(1, state.row_sum.type.layout))[:, None] + softmax.partial_sum(p)
     if plan.intra_overlap:
@@ -356,9 +362,9 @@ def _weights(plan: gl.constexpr, args, s, row_max):
 
 
 @gluon.jit
-def _exp2_of(plan: gl.constexpr, x):
-    """2^x, or e^x where maxima are in natural units."""
-    return gl.exp2(x * softmax.LOG2_E) if is_natural(plan) else gl.exp2(x)
+def _exp2_of(natural: gl.constexpr, x):
+    """2^x, or e^x of natural units."""
+    return gl.exp2(x * softmax.LOG2_E) if natural else gl.exp2(x)
 
 
 @gluon.jit
@@ -388,7 +394,7 @@ def _finish(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
     row_sum = gl.convert_layout(gl.sum(state.row_sum, axis=1), layout)
     row_max = state.row_max
     if plan.sink:
-        row_max, row_sum, share = _with_sink(plan, gl.load(args.sink + heads) * unit(plan), row_max, row_sum)
+        row_max, row_sum, share = _with_sink(gl.load(args.sink + heads) * unit(plan), row_max, row_sum, is_natural(plan))
     else:
         share = gl.full([plan.tile_m], 1.0, gl.float32, layout)
     used = queries < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
@@ -450,12 +456,12 @@ def _finish_part(plan: gl.constexpr, args, work, row, state):
 
 
 @gluon.jit
-def _with_sink(plan: gl.constexpr, sink, row_max, row_sum):
+def _with_sink(sink, row_max, row_sum, natural: gl.constexpr = False):
     """The sink joins the denominator. Returns the new maximum and sum, and the factor of what was weighted by the old maximum."""
     top = gl.maximum(row_max, sink)
     safe = softmax.finite_or_zero(top)
-    share = _exp2_of(plan, row_max - safe)
-    return top, row_sum * share + _exp2_of(plan, sink - safe), share
+    share = _exp2_of(natural, row_max - safe)
+    return top, row_sum * share + _exp2_of(natural, sink - safe), share
 
 
 @gluon.constexpr_function
@@ -511,7 +517,10 @@ def forward(
     dtype: gl.constexpr = q_desc.dtype
     consumers: gl.constexpr = plan.q_stages
     q = make_channel(make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_chunks), consumers, 1, plain)
-    o = make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_v_chunks)
+    if plan.o_over_q:
+        o = q.buffers
+    else:
+        o = make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_v_chunks)
     if plan.shared_kv_ring:
         k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, consumers, plain)
         v = k
@@ -533,10 +542,18 @@ def forward(
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
             (producer, (plan, args, q, kv_out, o, tiles)),
         ], [WARPS, 1], registers)  # fmt: skip
-    else:
+    elif consumers == 3:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
             (consumer, (plan, args, q, kv_in, o, tiles, 2)),
             (producer, (plan, args, q, kv_out, o, tiles)),
         ], [WARPS, WARPS, 1], registers)  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consumer, (plan, args, q, kv_in, o, tiles, 0)),
+            (consumer, (plan, args, q, kv_in, o, tiles, 1)),
+            (consumer, (plan, args, q, kv_in, o, tiles, 2)),
+            (consumer, (plan, args, q, kv_in, o, tiles, 3)),
+            (producer, (plan, args, q, kv_out, o, tiles)),
+        ], [WARPS, WARPS, WARPS, 1], registers)  # fmt: skip
