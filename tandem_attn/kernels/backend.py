@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,9 +18,10 @@ from tandem_attn.kernels.forward import attend
 from tandem_attn.kernels.prepare import MAX_SCALARS, prepare
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Inputs
-from tandem_attn.spec.masks import Document, Predicate
+from tandem_attn.spec.mask_tree import has_data, lower
 from tandem_attn.spec.plan import FORWARD, Launch, Plan, Schedule, ScheduleKind, mask_scalars
 from tandem_attn.spec.planner import plan as make_plan
+from tandem_attn.spec.predicates import UntraceableError
 from tandem_attn.spec.problem import Problem
 
 CHIP = "H200"  # planned for where there is no GPU
@@ -27,7 +29,6 @@ CHIPS = {(9, 0): CHIP, (10, 0): "B200", (10, 3): "B300"}  # by compute capabilit
 PROVEN = (CHIP,)  # chips that the kernels have been run on
 UNPROVEN = "TANDEM_UNPROVEN"  # environment variable that lets them run on the others
 _MAX_ROWS = 1 << 28  # coordinates and tile numbers are int32
-_EXTRAS = {"cache": "a KV cache", "bias": "a bias"}
 
 
 def missing(problem: Problem) -> str | None:
@@ -54,8 +55,6 @@ def _chip_of(device: int) -> str | None:
 
 def uncovered(problem: Problem, chip: str = CHIP) -> str | None:
     """What a chip's kernels, or this machine's Triton, lack for the forward of a problem, wherever it is to run."""
-    if any(isinstance(leaf, (Document, Predicate)) for leaf in problem.mask.leaves()):  # before any cache: they hold tensors
-        return f"the mask {problem.mask.code}"
     return _no_triton() or lacks(problem, chip)
 
 
@@ -68,24 +67,32 @@ def _no_triton() -> str | None:
     return None if installed.startswith(f"{TRITON}.") else f"triton {TRITON}.* (found {installed})"
 
 
-@functools.lru_cache(maxsize=4096)
 def lacks(problem: Problem, chip: str = CHIP) -> str | None:
     """``uncovered``, on a machine that has all it takes."""
-    found = [words for name, words in _EXTRAS.items() if getattr(problem, name)]
-    if problem.dtype not in ("float16", "bfloat16"):
-        found.append(problem.dtype)
+    try:
+        return _lacks(_without_data(problem), chip)
+    except UntraceableError as error:
+        return f"a mask with {error}"
+
+
+def _without_data(problem: Problem) -> Problem:
+    """The problem with its mask lowered: caches must hold no tensors, and calls with other data are equal then."""
+    return replace(problem, mask=lower(problem.mask)[0]) if has_data(problem.mask) else problem
+
+
+@functools.lru_cache(maxsize=4096)
+def _lacks(problem: Problem, chip: str) -> str | None:
+    found = [] if problem.dtype in ("float16", "bfloat16") else [problem.dtype]
     for name in ("head_dim", "head_dim_v"):
         if getattr(problem, name) % 8:
             found.append(f"{name}={getattr(problem, name)} (multiples of 8)")
-    if not problem.scale_value > 0:
-        found.append(f"scale={problem.scale_value:g} (only positive scales)")
     if len(mask_scalars(problem.mask.code)) > MAX_SCALARS:
         found.append(f"the mask {problem.mask.code}")
     if max(problem.seqlen_q, problem.seqlen_k, problem.varlen * problem.total_q, problem.varlen * problem.total_k) > _MAX_ROWS:
         found.append(f"more than {_MAX_ROWS} rows")
     if not found:
         try:
-            plan(problem, FORWARD, chip)
+            _plan(problem, chip)
         except UnsupportedError as error:
             found.append(error.missing)
     return ", ".join(found) or None
@@ -93,12 +100,12 @@ def lacks(problem: Problem, chip: str = CHIP) -> str | None:
 
 def plan(problem: Problem, direction: str = FORWARD, chip: str = "") -> Plan:  # noqa: ARG001
     """How the forward of a problem is computed, by default on the current device; a backward, which is not ours, gets this plan too."""
-    return _plan(problem, chip or chip_here())
+    return _plan(_without_data(problem), chip or chip_here())
 
 
 @functools.lru_cache(maxsize=4096)
 def _plan(problem: Problem, chip: str) -> Plan:
-    chosen = make_plan(problem, chip, direction=FORWARD, num_splits=1, pack_gqa=1).plan
+    chosen = make_plan(problem, chip, direction=FORWARD).plan
     if problem.varlen and chosen.schedule.launch is Launch.NONE:  # how many tiles there are is known on the device only
         return chosen.with_(schedule=Schedule(ScheduleKind.LPT, Launch.DYNAMIC))
     return chosen

@@ -37,11 +37,26 @@ def _has_left(tree, which):
 
 
 @gluon.jit
-def hide(s, tree: gl.constexpr, scalars, seq, row, n_start, masked):
+def hide(s, tree: gl.constexpr, scalars, seq, row, n_start, masked, site):
     """Scores s (M, N) of one row a thread, with -inf where a query sees no key; untouched if ``masked`` is 0.
 
-    ``row`` (M,) are the queries, ``n_start`` is the first key, both within the sequence.
+    ``row`` (M,) are the queries, ``n_start`` is the first key, both within the sequence. ``site`` is read by masks that read data.
     """
+    if not masks.reads_data(tree):
+        return _hide_windows(s, tree, scalars, seq, row, n_start, masked)
+    elif tree.kind == "and":  # one after the other: fewer registers than the conjunction of all elements
+        s = hide(s, tree.a, scalars, seq, row, n_start, masked, site)
+        return hide(s, tree.b, scalars, seq, row, n_start, masked, site)
+    else:
+        if masked != 0:
+            j = (n_start + gl.arange(0, s.type.shape[1], layout=gl.SliceLayout(0, s.type.layout)))[None, :]
+            seen = (j < seq.k.used) & masks.allowed(tree, scalars, seq.q.used, seq.k.used, row[:, None], j, site)
+            s = gl.where(seen, s, float("-inf"))
+        return s
+
+
+@gluon.jit
+def _hide_windows(s, tree: gl.constexpr, scalars, seq, row, n_start, masked):
     out = _hide(s, tree, 0, scalars, seq, row, n_start, masked)
     for which in gl.static_range(1, _alternatives(tree)):
         out = gl.maximum(out, _hide(s, tree, which, scalars, seq, row, n_start, masked))

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import masks, ptx
+from tandem_attn.kernels.common import masks, packing, ptx
 from tandem_attn.kernels.sm100 import memory
 
 
@@ -30,12 +30,12 @@ class Visit:
 @gluon.constexpr_function
 def apart(plan):
     """Whether the two query tiles may visit different blocks."""
-    return plan.q_stages == 2 and _windows_only(masks.parse(plan.mask))
+    return plan.q_stages == 2 and _bounded(masks.parse(plan.mask))
 
 
 @gluon.constexpr_function
-def _windows_only(tree):
-    return _windows_only(tree.a) and _windows_only(tree.b) if tree.kind in ("and", "or") else tree.kind == "window"
+def _bounded(tree):
+    return tree.kind != "full" and not masks.reads_data(tree)
 
 
 @gluon.jit
@@ -50,8 +50,8 @@ def visit_of(plan: gl.constexpr, args, work, index: gl.constexpr):
     if not apart(plan):
         return visit_of_all(work)
     else:
-        row = work.row + index * memory.rows(plan)
-        last = gl.minimum(row + memory.rows(plan), work.seq.q.used)
+        row = packing.queries(plan, work.row + index * memory.rows(plan))
+        last = gl.minimum(row + packing.queries(plan, memory.rows(plan)), work.seq.q.used)
         band = masks.bounds(masks.parse(plan.mask), args.scalars, work.seq.q.used, work.seq.k.used)
         own = masks.block_range(band, row, last, plan.tile_n, work.seq.k.used)
         start = gl.minimum(gl.maximum(own.start, work.visit.start), work.visit.stop - 1)  # a tile without keys may lie outside
