@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tandem_attn.kernels.common import masks, softmax
+from tandem_attn.kernels.common import documents, masks, softmax
 
 
 @gluon.constexpr_function
@@ -47,12 +47,39 @@ def hide(s, tree: gl.constexpr, scalars, seq, row, n_start, masked, site):
     elif tree.kind == "and":  # one after the other: fewer registers than the conjunction of all elements
         s = hide(s, tree.a, scalars, seq, row, n_start, masked, site)
         return hide(s, tree.b, scalars, seq, row, n_start, masked, site)
+    elif tree.kind == "document":
+        return _hide_documents(s, tree.seen, site, row, n_start, seq.k.used, masked)
     else:
         if masked != 0:
             j = (n_start + gl.arange(0, s.type.shape[1], layout=gl.SliceLayout(0, s.type.layout)))[None, :]
             seen = (j < seq.k.used) & masks.allowed(tree, scalars, seq.q.used, seq.k.used, row[:, None], j, site)
             s = gl.where(seen, s, float("-inf"))
         return s
+
+
+@gluon.jit
+def _hide_documents(s, seen: gl.constexpr, site, row, n_start, seqlen_k, masked):
+    """``documents.hide`` where one thread holds a row: every thread loads the ids of all keys, the same in all of them."""
+    ids, keys, stop = documents.compared(seen, site, row, n_start, seqlen_k)
+    bits: gl.constexpr = documents.id_bits(seen)
+    asm: gl.constexpr = _other_documents(s.type.shape[1], seen.args[1].element, bits)
+    operand: gl.constexpr = "l" if bits == 64 else "r"
+    return gl.inline_asm(asm, ("=&f", "f", operand, "l", "r", "r"), [s, ids, keys, stop, masked], s.type)
+
+
+@gluon.constexpr_function
+def _other_documents(count, element, bits):
+    ids, keys, stop, masked = (f"${2 * count + i}" for i in range(4))
+    size = 8 if element == "i64" else 4
+    widen = "cvt.s64.s32" if bits > 8 * size else f"mov.b{bits}"
+    lines = [f"{{ .reg .pred skip, inside, same; .reg .b{8 * size} loaded; .reg .b{bits} id;"]
+    lines += [f"mov.f32 ${i}, ${count + i};" for i in range(count)]
+    lines += [f"setp.eq.s32 skip, {masked}, 0;", "@skip bra.uni done${:uid};"]
+    for i in range(count):
+        lines += [f"setp.gt.s32 inside, {stop}, {i};", f"mov.b{8 * size} loaded, 0;"]
+        lines += [f"@inside ld.global.b{8 * size} loaded, [{keys} + {i * size}];", f"{widen} id, loaded;"]
+        lines += [f"setp.eq.and.b{bits} same, id, {ids}, inside;", f"selp.f32 ${i}, ${i}, 0fFF800000, same;"]
+    return "\n".join([*lines, "done${:uid}:", "}"])
 
 
 @gluon.jit

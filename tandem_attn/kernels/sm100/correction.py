@@ -5,8 +5,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from tandem_attn.kernels.common import packing, ptx, splits
+from tandem_attn.kernels.common.arguments import work_at
 from tandem_attn.kernels.common.scheduler import receive_tile
-from tandem_attn.kernels.sm90.forward import work_at
 from tandem_attn.kernels.sm100 import memory, twins
 from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
 from tandem_attn.kernels.sm100.softmax import part_rows, place_of, row_layout, tile_type

@@ -4,8 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tandem_attn.kernels.common import packing, paging
+from tandem_attn.kernels.common.arguments import work_at
 from tandem_attn.kernels.common.scheduler import coords_of, send_tile, tile_count
-from tandem_attn.kernels.sm90.forward import work_at
 from tandem_attn.kernels.sm100 import memory
 from tandem_attn.kernels.sm100.handout import ask, take
 

@@ -9,8 +9,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit, tcgen05_mma
 
 from tandem_attn.kernels.common import ptx
+from tandem_attn.kernels.common.arguments import work_at
 from tandem_attn.kernels.common.scheduler import receive_tile
-from tandem_attn.kernels.sm90.forward import work_at
 from tandem_attn.kernels.sm100 import memory
 from tandem_attn.kernels.sm100.visits import apart, visit_of, visit_of_all
 from tandem_attn.kernels.sm100.weights import pieces

@@ -6,9 +6,9 @@ from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import bias, masks, packing, predicates, ptx, row_masks, splits
 from tandem_attn.kernels.common import softmax as online
+from tandem_attn.kernels.common.arguments import exp2_of, has_bias, is_natural, natural_lse, unit, with_sink, work_at
 from tandem_attn.kernels.common.channel import cluster_split
 from tandem_attn.kernels.common.scheduler import receive_tile
-from tandem_attn.kernels.sm90.forward import _exp2_of, _natural, _with_sink, has_bias, is_natural, unit, work_at
 from tandem_attn.kernels.sm100 import memory, twins
 from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
 from tandem_attn.kernels.sm100.visits import visit_of
@@ -100,7 +100,7 @@ def _block(plan: gl.constexpr, args, tmem, work, place, lane_row, state, tile, n
     row_max = gl.maximum(state.row_max, gl.max(s, axis=1) * scale)
     row_max = _kept_max(plan, state.row_max, row_max)
     safe_max = online.finite_or_zero(row_max)
-    alpha = _exp2_of(is_natural(plan), state.row_max - safe_max)
+    alpha = exp2_of(is_natural(plan), state.row_max - safe_max)
     tile = _send(tile, alpha, lane_row)
     sums = (state.sums[0] * alpha, state.sums[1] * alpha)
     if is_natural(plan):  # the difference first: biases may be as large as float32 goes
@@ -178,12 +178,12 @@ def _finish(plan: gl.constexpr, args, work, place, lane_row, state, tile):
     row_sum = state.sums[0] + state.sums[1]
     row_max = state.row_max
     if plan.sink:
-        row_max, row_sum, share = _with_sink(gl.load(args.sink + place.heads) * unit(plan), row_max, row_sum, is_natural(plan))
+        row_max, row_sum, share = with_sink(gl.load(args.sink + place.heads) * unit(plan), row_max, row_sum, is_natural(plan))
     else:
         share = row_sum * 0.0 + 1.0
     queries, heads = place.queries, place.heads
     used = queries < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
-    lse = gl.where(used & (row_sum != 0), _natural(plan, row_max, row_sum), float("-inf"))
+    lse = gl.where(used & (row_sum != 0), natural_lse(plan, row_max, row_sum), float("-inf"))
     tile = _send(tile, gl.where(used & (row_sum != 0), share / row_sum, 0.0), lane_row)
     if plan.varlen:
         first = args.lse + heads.to(gl.int64) * args.lse_stride + work.seq.q.start
