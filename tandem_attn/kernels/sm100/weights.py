@@ -14,12 +14,12 @@ WIDTH = gl.constexpr(32)  # columns a piece; fewer registers hold P between the 
 
 @gluon.constexpr_function
 def pieces(plan, part, widest):
-    """(first column, columns) of each piece of a part of P: powers of two up to ``widest``."""
+    """(first column, columns) of each piece of a part of P: powers of two up to ``widest``, at multiples of themselves."""
     first = 0 if part == 0 else round(plan.p_parts[part - 1] * plan.tile_n)
     stop = round(plan.p_parts[part] * plan.tile_n)
     found = []
     while first < stop:
-        width = min(widest, 1 << (stop - first).bit_length() - 1)
+        width = min(widest, 1 << (stop - first).bit_length() - 1, first & -first or widest)
         found.append((first, width))
         first += width
     return found
