@@ -21,7 +21,8 @@ ALLOWED = {
     "emulator": set(),
     "api": {"spec", "reference", "kernels", "perfmodel"},
     "compat": {"spec", "reference", "api"},
-    "cli": {"spec", "reference", "kernels", "perfmodel", "api", "compat", "emulator"},
+    "bench": {"spec", "reference", "kernels", "api"},
+    "cli": {"spec", "reference", "kernels", "perfmodel", "api", "compat", "bench", "emulator"},
 }
 TOP = {"__init__", "__main__", "_version"}
 FOREIGN_AT_IMPORT = {"spec": set(), "emulator": {"numpy"}}  # others: whatever their part of pyproject.toml installs

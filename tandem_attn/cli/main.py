@@ -8,6 +8,7 @@ import sys
 import click
 
 from tandem_attn._version import __version__
+from tandem_attn.cli.bench import bench
 from tandem_attn.cli.check import check
 from tandem_attn.cli.demo import demo
 from tandem_attn.cli.doctor import doctor
@@ -37,5 +38,5 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character of a table shows ?
 
 
-for command in (check, demo, doctor, emulate, plan, roofline, support):
+for command in (bench, check, demo, doctor, emulate, plan, roofline, support):
     main.add_command(command)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from tandem_attn.kernels import launch
+from tandem_attn.kernels.bound import Bound
+from tandem_attn.kernels.bound import bind as make_bound
 from tandem_attn.kernels.compile import TRITON, compiled
 from tandem_attn.kernels.forward import attend
 from tandem_attn.kernels.prepare import MAX_SCALARS, prepare
@@ -86,6 +88,13 @@ def forward(problem: Problem, plan: Plan, inputs: Inputs) -> tuple[Tensor, Tenso
     return attend(problem, plan, inputs, _launch)
 
 
+def bind(problem: Problem, plan: Plan, inputs: Inputs) -> Bound | None:
+    """The forward for calls with other tensors of the same properties; None where each call has to be prepared by itself."""
+    device = inputs.q.device.index
+    with torch.cuda.device(device):
+        return make_bound(compiled(plan), problem, plan, inputs, device, _sms(device), _eager_counter)
+
+
 def _launch(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor) -> None:
     device = out.device.index
     if device != torch.cuda.current_device():
@@ -93,9 +102,7 @@ def _launch(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tens
             return _launch(problem, plan, inputs, out, lse)
     kernel = compiled(plan)
     stream = torch.cuda.current_stream().cuda_stream
-    launch.launcher(kernel, device)(
-        prepare(kernel, problem, plan, inputs, out, lse, sms=_sms(device), counter=_counter(device, stream)), stream
-    )
+    launch.run(prepare(kernel, problem, plan, inputs, out, lse, sms=_sms(device), counter=_counter(device, stream)), device, stream)
     return None
 
 

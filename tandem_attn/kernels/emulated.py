@@ -23,7 +23,7 @@ from tandem_attn.spec.problem import Problem
 if TYPE_CHECKING:
     from tandem_attn.emulator import Result
 
-CHIPS = {"sm_90a": "H200"}  # architectures that have kernels, and the chip that these are planned for
+CHIPS = {"sm_90a": "H200", "sm_100a": "B200", "sm_103a": "B300"}  # architectures that have kernels, and the chip these are planned for
 PREFIX = "emulator:"  # of the backends' names; an architecture follows
 _SWIZZLE_BYTES = (0, 32, 64, 128)  # by CUtensorMapSwizzle
 

@@ -89,14 +89,18 @@ def prepare(
     """
     q, k, v = inputs.q, inputs.k, inputs.v
     rows, heads = q.shape[-3], q.shape[-2]
-    blocks = -(-rows // plan.rows_per_cta)
-    tiles = blocks * heads * problem.batch  # with packed sequences the device counts them
-    grid = min(tiles, sms) if plan.schedule.launch is not Launch.NONE else tiles
+    tile_rows = plan.rows_per_cta * plan.cta_group
+    blocks = -(-rows // tile_rows)
+    tiles = blocks * heads * problem.batch
+    if problem.varlen:  # the device counts them; at most one tile of a sequence and head is not full
+        tiles = (rows // tile_rows + problem.batch) * heads
+    grid = min(tiles, sms) if plan.schedule.launch in (Launch.STATIC, Launch.DYNAMIC) else tiles
     every = heads if problem.varlen else heads * problem.batch
     section = min(plan.schedule.section or (1 if plan.schedule.kind is ScheduleKind.NAIVE else every), every)
     window = mask_scalars(problem.mask.code)
     used_q, used_k = _used(problem, inputs)
-    order, starts = _packed_tiles(plan, inputs, heads) if problem.varlen else (None, None)
+    cu_q, cu_k = _contiguous(inputs.cu_seqlens_q), _contiguous(inputs.cu_seqlens_k)
+    order, starts = packed_tiles(plan, cu_q, cu_k, heads) if problem.varlen else (None, None)
     sink, slopes = inputs.sink, inputs.alibi_slopes
     return LaunchDescription(
         kernel,
@@ -104,7 +108,7 @@ def prepare(
         _maps(plan, kernel, q, k, v, out),
         (q, k, v, out, q, k, v, out),
         (
-            lse, counter, inputs.cu_seqlens_q, inputs.cu_seqlens_k, used_q, used_k,
+            lse, counter, cu_q, cu_k, used_q, used_k,
             None if sink is None else sink.float().contiguous(), None if slopes is None else _slopes(slopes, problem.batch), order, starts,
         ),
         (
@@ -114,12 +118,13 @@ def prepare(
     )  # fmt: skip
 
 
-def _packed_tiles(plan: Plan, inputs: Inputs, heads: int) -> tuple[Tensor, Tensor]:
+def packed_tiles(plan: Plan, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
     """Packed sequences in the order they are worked on, longest keys first, and the number of tiles before each; on the device."""
-    assert inputs.cu_seqlens_q is not None and inputs.cu_seqlens_k is not None  # narrows the type: the problem is packed
-    blocks = (inputs.cu_seqlens_q.diff() + (plan.rows_per_cta - 1)) // plan.rows_per_cta
-    order = torch.argsort(inputs.cu_seqlens_k.diff(), descending=True, stable=True)
-    starts = torch.zeros_like(inputs.cu_seqlens_q)
+    assert cu_seqlens_q is not None and cu_seqlens_k is not None  # narrows the type: the problem is packed
+    tile_rows = plan.rows_per_cta * plan.cta_group
+    blocks = (cu_seqlens_q.diff() + (tile_rows - 1)) // tile_rows
+    order = torch.argsort(cu_seqlens_k.diff(), descending=True, stable=True)
+    starts = torch.zeros_like(cu_seqlens_q)
     torch.cumsum(blocks[order] * heads, 0, dtype=torch.int32, out=starts[1:])
     return order.int(), starts
 
@@ -133,6 +138,10 @@ def _used(problem: Problem, inputs: Inputs) -> tuple[Tensor | None, Tensor | Non
         full(inputs.q) if inputs.seqused_q is None else inputs.seqused_q.contiguous(),
         full(inputs.k) if inputs.seqused_k is None else inputs.seqused_k.contiguous(),
     )
+
+
+def _contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
 
 
 def _slopes(slopes: Tensor, batch: int) -> Tensor:
