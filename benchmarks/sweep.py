@@ -107,7 +107,7 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     ),
     "d128_kv": (
         [by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")],
-        ["reg_seq_tau+early", "reg_seq_tau+late", "reg_seq_tau+no_turns", "reg_seq+early", "smem_seq_tau+early", "smem_seq_tau+early+o_over_q"],
+        ["reg_seq_tau+early", "reg_seq_tau+late", "reg_seq_tau+no_turns", "smem_seq_tau+early", "smem_seq_tau+early+o_over_q"],
     ),
 }  # fmt: skip
 

@@ -1,12 +1,11 @@
 """Backends: what runs a Problem, which one ``auto`` takes, and what each lacks.
 
-``auto`` goes down ``ORDER`` and takes the first that covers the problem. A named backend never falls back. ``tandem``, the Hopper
-forward, runs by name only until the whole semantic suite has run over it on a GPU.
+``auto`` goes down ``ORDER`` and takes the first that covers the problem; on a GPU it says once, through ``warnings``, when that is not
+``tandem``. A named backend never falls back.
 """
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ BACKENDS = {
         Backend("reference", "tiled attention in PyTorch operations", _nothing_missing, _host_plan, tiled.forward, tiled.backward),
     )
 }
-ORDER = ("sdpa", "reference")  # what auto tries
+ORDER = ("tandem", "sdpa", "reference")  # what auto tries
 NAMES = (AUTO, *BACKENDS)
 
 
@@ -108,8 +107,8 @@ def choose(problem: Problem, name: str) -> Backend:
     support = supports(problem, name)
     if not support.ok:
         raise UnsupportedError(backend=name, missing=support.reason, nearest=_nearest(problem))
-    if name == AUTO and problem.device == "cuda":
-        _tell_once(support.backend)
+    if name == AUTO and problem.device == "cuda" and support.backend != ORDER[0]:
+        _tell_once(support.backend, BACKENDS[ORDER[0]].missing(problem) or "")
     return BACKENDS[support.backend]
 
 
@@ -155,10 +154,16 @@ def _nearest(problem: Problem) -> str:
     return f"backend={able[0]!r}" if able else "none"
 
 
-@functools.cache
-def _tell_once(taken: str) -> None:
+_told: set[str] = set()
+
+
+def _tell_once(taken: str, lacking: str) -> None:
+    """Warns that ``auto`` fell back; once for each backend that it falls back to."""
+    if taken in _told:
+        return
+    _told.add(taken)
     warnings.warn(
-        f"backend='auto' takes {taken!r} ({BACKENDS[taken].summary}) on a GPU in this release; "
-        "on Hopper backend='tandem' runs our own forward",
+        f"backend='auto' takes {taken!r} ({BACKENDS[taken].summary}): Tandem's own kernels lack {lacking}; "
+        f"later calls that take {taken!r} say nothing",
         stacklevel=2,
     )

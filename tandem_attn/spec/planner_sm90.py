@@ -22,15 +22,13 @@ from tandem_attn.spec.planner_rules import (
 from tandem_attn.spec.problem import Problem
 from tandem_attn.spec.resources import Packer, Role, chunks
 
-_CONSUMER = {
-    1: 240,
-    2: 240,
-    3: 160,
-    4: 120,
-}  # registers a thread (public FA3 and FA4 kernels); the rest of 65,536 goes to the producer's warpgroup
-_PRODUCER = {1: 240, 2: 24, 3: 32, 4: 24}  # one consumer: launched with 240; ptxas refuses wgmma 64 x 256 to a kernel that starts with less
+# Registers a thread (public FA3 and FA4 kernels); the rest of 65,536 goes to the producer's warpgroup. One consumer: all start with 240,
+# since ptxas refuses wgmma of 64 x 256 to a kernel that starts with less.
+_CONSUMER = {1: 240, 2: 240, 3: 160, 4: 120}
+_PRODUCER = {1: 240, 2: 24, 3: 32, 4: 24}
 _SPARE = 32  # registers a thread besides accumulators and P: row statistics, addresses, loop state
 _Q_ROOM = 40  # to be left when Q is in registers too: with 32, ptxas spills in the block loop of (192, 128)
+_TWO_CHUNKS = 160  # accumulators a thread when O is two tensors: with 176, ptxas spills in the block loop of head_dim 160
 _THREADS = 128  # of a warpgroup
 _WGMMA_ROWS = 64  # rows of A in one wgmma (PTX ISA)
 
@@ -63,6 +61,8 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     if point["q_registers"] and not _few_scalars(problem, base["mask"]):
         return None
     live = out + scores + p + q  # S arrives while P of the block before is an operand of P V
+    if len(chunks(problem.head_dim_v)) > 1 and (live > _TWO_CHUNKS or consumers > 2):
+        raise ValueError(f"registers: {live} for accumulators, O in two parts, leave too few of {_CONSUMER[consumers]} a thread")
     if live > _CONSUMER[consumers] - (_Q_ROOM if q else _SPARE):
         raise ValueError(f"registers: {live} for accumulators leave no {_SPARE} of {_CONSUMER[consumers]} a thread")
     e = problem.element_bytes
@@ -110,6 +110,13 @@ def _smem_over_mma(plan: Plan) -> float:
     return max(1.0, (plan.tile_m + plan.tile_n) * d * plan.element_bytes / 128 / (2 * plan.tile_m * plan.tile_n * d / 4096))
 
 
+def _overlap_sentence(plan: Plan) -> str:
+    """Measured on an H200 (docs/ledger.md): with large head_dim the own P V hides it better, else registers decide."""
+    if plan.intra_overlap:
+        return "a consumer's softmax runs under its own P V as well as under the others' MMAs"
+    return "a consumer's softmax starts when its P V is done: it runs under the others' MMAs"
+
+
 def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
     return (
         fewest_idle_tiles(problem),
@@ -117,13 +124,14 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
             lambda p: p.q_stages > 2 and not _fills_wide_tiles(problem),
             lambda p: f"{p.q_stages} consumers: at these lengths tiles of more rows are slower (measured, docs/ledger.md)",
         ),
-        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
+        Criterion(lambda p: -min(p.kv_stages, 4), lambda p: f"{p.kv_stages} K/V slots: the next K and V load while this pair is read"),
         Criterion(lambda p: -min(p.q_stages, 2), lambda p: f"{p.q_stages} consumers: one's softmax runs under another's MMA"),
         Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
         Criterion(lambda p: not p.q_registers, lambda _: "Q is read once into registers: shared memory feeds the MMAs with K and V only"),
         Criterion(lambda p: p.o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
+        Criterion(lambda p: p.intra_overlap != p.o_over_q, _overlap_sentence),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     )
 
@@ -132,7 +140,6 @@ def _forward_remarks(plan: Plan) -> list[Choice]:
     return [
         exp2_remark(plan),
         ("rescale_rows", f"a warp (16 rows) rescales O only when one of its maxima grew by more than 2^{plan.rescale_threshold:g}"),
-        ("intra_overlap", "a consumer's softmax starts when its P V is done: it runs under the others' MMAs (measured, docs/ledger.md)"),
     ]
 
 
@@ -155,8 +162,8 @@ FORWARD = Grid(
         "q_stages": (3, 2, 1),
         "q_registers": (True, False),
         "q_tail_registers": (False,),
-        "intra_overlap": (False,),
-        "o_over_q": (False,),
+        "intra_overlap": (False, True),
+        "o_over_q": (False, True),
         "kv_stages": (ALL_THAT_FIT,),
     },
     build=_forward,
