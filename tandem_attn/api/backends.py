@@ -1,7 +1,7 @@
 """Backends: what runs a Problem, which one ``auto`` takes, and what each lacks.
 
 ``auto`` goes down ``ORDER`` and takes the first that covers the problem; on a GPU it says once, through ``warnings``, when that is not
-``tandem``. A named backend never falls back.
+``tandem``. A named backend never falls back. ``emulator:ARCH``, the same kernels executed and judged on a CPU, runs by name only.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from tandem_attn.kernels import backend as kernels
+from tandem_attn.kernels import emulated
 from tandem_attn.reference import sdpa, tiled
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Gradients, Inputs
-from tandem_attn.spec.plan import BACKWARD, Plan
+from tandem_attn.spec.plan import BACKWARD, FORWARD, Plan
 from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
@@ -77,6 +79,14 @@ def _tandem_backward(
     return borrowed.backward(problem, _host_plan(problem, BACKWARD) if borrowed is tiled else plan, inputs, out, lse, grad_out, grad_lse)
 
 
+def _emulated(arch: str) -> Backend:
+    def plan(problem: Problem, direction: str) -> Plan:
+        return emulated.plan(problem, arch) if direction == FORWARD else _host_plan(problem, direction)
+
+    summary = f"Tandem's own {arch} forward, executed and judged on the CPU (backward by reference)"
+    return Backend(emulated.PREFIX + arch, summary, partial(emulated.missing, arch=arch), plan, emulated.forward, tiled.backward)
+
+
 BACKENDS = {
     backend.name: backend
     for backend in (
@@ -91,6 +101,7 @@ BACKENDS = {
         ),
         Backend("sdpa", "PyTorch's scaled_dot_product_attention kernels", sdpa.missing, _host_plan, sdpa.forward, sdpa.backward),
         Backend("reference", "tiled attention in PyTorch operations", _nothing_missing, _host_plan, tiled.forward, tiled.backward),
+        *map(_emulated, emulated.CHIPS),
     )
 }
 ORDER = ("tandem", "sdpa", "reference")  # what auto tries

@@ -21,6 +21,7 @@ from tandem_attn.spec.plan import FORWARD, Launch, Plan, Schedule, ScheduleKind,
 from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
+CHIP = "H200"  # that GPU launches are planned for
 _MAX_ROWS = 1 << 28  # coordinates and tile numbers are int32
 _EXTRAS = {"cache": "a KV cache", "bias": "a bias"}
 
@@ -31,9 +32,14 @@ def missing(problem: Problem) -> str | None:
         return "devices other than CUDA"
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         return "GPUs other than compute capability 9.0"
+    return uncovered(problem)
+
+
+def uncovered(problem: Problem, chip: str = CHIP) -> str | None:
+    """What a chip's kernels, or this machine's Triton, lack for the forward of a problem, wherever it is to run."""
     if any(isinstance(leaf, (Document, Predicate)) for leaf in problem.mask.leaves()):  # before any cache: they hold tensors
         return f"the mask {problem.mask.code}"
-    return _no_triton() or lacks(problem)
+    return _no_triton() or lacks(problem, chip)
 
 
 @functools.cache
@@ -46,8 +52,8 @@ def _no_triton() -> str | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def lacks(problem: Problem) -> str | None:
-    """``missing``, on a machine that has all it takes."""
+def lacks(problem: Problem, chip: str = CHIP) -> str | None:
+    """``uncovered``, on a machine that has all it takes."""
     found = [words for name, words in _EXTRAS.items() if getattr(problem, name)]
     if problem.dtype not in ("float16", "bfloat16"):
         found.append(problem.dtype)
@@ -62,16 +68,16 @@ def lacks(problem: Problem) -> str | None:
         found.append(f"more than {_MAX_ROWS} rows")
     if not found:
         try:
-            plan(problem)
+            plan(problem, FORWARD, chip)
         except UnsupportedError as error:
             found.append(error.missing)
     return ", ".join(found) or None
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(problem: Problem, direction: str = FORWARD) -> Plan:  # noqa: ARG001
+def plan(problem: Problem, direction: str = FORWARD, chip: str = CHIP) -> Plan:  # noqa: ARG001
     """How the forward of a problem is computed; a backward that is not ours needs no plan, and gets this one too."""
-    chosen = make_plan(problem, "H200", direction=FORWARD, num_splits=1, pack_gqa=1).plan
+    chosen = make_plan(problem, chip, direction=FORWARD, num_splits=1, pack_gqa=1).plan
     if problem.varlen and chosen.schedule.launch is Launch.NONE:  # how many tiles there are is known on the device only
         return chosen.with_(schedule=Schedule(ScheduleKind.LPT, Launch.DYNAMIC))
     return chosen

@@ -25,7 +25,8 @@ from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
 
 TRITON = "3.9"  # Gluon's API changes between minor releases
-ENTRIES = {9: "tandem_attn.kernels.sm90.forward"}  # by major compute capability: the module whose ``forward`` is the kernel
+# By major compute capability: the module whose ``forward`` is the kernel.
+ENTRIES = {9: "tandem_attn.kernels.sm90.forward", 10: "tandem_attn.kernels.sm100.forward"}
 CODES = {"*": "Q", "i32": "i", "fp32": "f"}  # of ``struct``, by Triton's notation; every pointer has the first
 
 
@@ -65,7 +66,7 @@ def compiled(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel
 
 def code_plan(plan: Plan) -> Plan:
     """The plan without what does not change the code: plans that share a kernel become equal."""
-    return replace(plan, smem=(), tmem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False)
+    return replace(plan, smem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -128,14 +129,17 @@ def _descriptor_type(tensor: str, tail: bool, plan: Plan) -> str:
 
     box = box_shape(tensor, tail, plan)
     dtype = {"bfloat16": "bf16", "float16": "fp16"}[plan.dtype]
-    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16 if dtype == "bf16" else gl.float16)
+    split = []
+    if plan.cta_group == 2:  # each CTA of a pair holds half the rows of q, k and o, and half the columns of v
+        split = [[int(i == len(box) - (1 if tensor == "v" else 2)) for i in range(len(box))]]
+    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16 if dtype == "bf16" else gl.float16, cga_layout=split)
     return f"tensordesc<{dtype}{box},{layout!r}>"
 
 
 def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     """Shape of one TMA copy of q, k, v or o, see ``kernels.common.copies``."""
     chunks = plan.head_dim_chunks if tensor in "qk" else plan.head_dim_v_chunks
-    rows = plan.tile_m if tensor in "qo" else plan.tile_n
+    rows = plan.tile_m * plan.cta_group if tensor in "qo" else plan.tile_n
     return [1] * leading_dims(tensor, plan) + [rows, chunks[-1] if tail else chunks[0]]
 
 

@@ -27,7 +27,7 @@ def attend(problem: Problem, plan: Plan, inputs: Inputs, execute: Execute) -> tu
     if problem.varlen or no_keys:  # the kernel writes only rows of sequences that it visits
         out.zero_()
         lse.fill_(float("-inf"))
-    if lse.numel() == 0 or problem.batch == 0:
+    if lse.numel() == 0 or problem.batch == 0:  # packed rows may lie behind no sequence at all
         return out, lse
     if no_keys:
         return out, _sinks_alone(problem, inputs, lse)

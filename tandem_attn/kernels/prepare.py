@@ -89,9 +89,12 @@ def prepare(
     """
     q, k, v = inputs.q, inputs.k, inputs.v
     rows, heads = q.shape[-3], q.shape[-2]
-    blocks = -(-rows // plan.rows_per_cta)
-    tiles = blocks * heads * problem.batch  # with packed sequences the device counts them
-    grid = min(tiles, sms) if plan.schedule.launch is not Launch.NONE else tiles
+    tile_rows = plan.rows_per_cta * plan.cta_group
+    blocks = -(-rows // tile_rows)
+    tiles = blocks * heads * problem.batch
+    if problem.varlen:  # the device counts them; at most one tile of a sequence and head is not full
+        tiles = (rows // tile_rows + problem.batch) * heads
+    grid = min(tiles, sms) if plan.schedule.launch in (Launch.STATIC, Launch.DYNAMIC) else tiles
     every = heads if problem.varlen else heads * problem.batch
     section = min(plan.schedule.section or (1 if plan.schedule.kind is ScheduleKind.NAIVE else every), every)
     window = mask_scalars(problem.mask.code)
@@ -118,7 +121,8 @@ def prepare(
 def packed_tiles(plan: Plan, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
     """Packed sequences in the order they are worked on, longest keys first, and the number of tiles before each; on the device."""
     assert cu_seqlens_q is not None and cu_seqlens_k is not None  # narrows the type: the problem is packed
-    blocks = (cu_seqlens_q.diff() + (plan.rows_per_cta - 1)) // plan.rows_per_cta
+    tile_rows = plan.rows_per_cta * plan.cta_group
+    blocks = (cu_seqlens_q.diff() + (tile_rows - 1)) // tile_rows
     order = torch.argsort(cu_seqlens_k.diff(), descending=True, stable=True)
     starts = torch.zeros_like(cu_seqlens_q)
     torch.cumsum(blocks[order] * heads, 0, dtype=torch.int32, out=starts[1:])

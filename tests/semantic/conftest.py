@@ -2,42 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 
 import tandem_attn
+from tandem_attn.kernels import emulated
 from tests.support.cases import Case, build, size_of
 from tests.support.judge import check
+
+ORDERS: tuple[dict[str, Any], ...] = (
+    {"schedule": "at-issue"},
+    {"schedule": "latest"},
+    *({"schedule": "random", "seed": seed} for seed in range(3)),
+)
 
 
 @dataclass(frozen=True)
 class BackendUnderTest:
-    """A name of ``backend=``, where its tensors live, and how a case must be changed for it.
+    """A name of ``backend=``, where its tensors live, and how the suite runs over it.
 
     Attributes:
         name: of ``backend=``.
         device: of the tensors.
-        dtypes: names of ``support.cases.DTYPES`` and what takes their place, so that float32 cases reach a 16-bit kernel too.
         largest: how large a case may be (batch * heads * queries * keys; None: any).
+        kernels: it has 16-bit types only, so cases run in those.
+        slow: its cells take seconds each, so ``make judge`` runs them.
     """
 
     name: str
     device: str = "cpu"
-    dtypes: tuple[tuple[str, str], ...] = ()
     largest: int | None = None
+    kernels: bool = False
+    slow: bool = False
 
-    def adapted(self, case: Case) -> Case:
-        return replace(case, dtype=dict(self.dtypes).get(case.dtype, case.dtype))
+    def form(self, case: Case) -> Case:
+        """The case as this backend is asked it."""
+        if not self.kernels:
+            return case
+        narrow = {"fp32": "bf16", "fp64": "fp16"}.get(case.dtype, case.dtype)
+        if not self.slow:
+            return replace(case, dtype=narrow)
+        return replace(case, dtype=narrow, grad_lse=case.needs_backward)  # LSE's gradient too: then one call gives both results
 
 
 BACKENDS = (
     BackendUnderTest("reference"),
     BackendUnderTest("sdpa"),
-    BackendUnderTest("tandem", "cuda", (("fp32", "bf16"), ("fp64", "fp16"))),
+    BackendUnderTest("tandem", device="cuda", kernels=True),
+    *(BackendUnderTest(emulated.PREFIX + arch, kernels=True, slow=True) for arch in emulated.CHIPS),
 )
 
 
@@ -55,7 +74,14 @@ class Cell:
         return _refused(self.case, self.backend)
 
     def check(self, roundings: float = 0.0) -> None:
-        check(self.case, self.backend.name, roundings, self.backend.device)
+        with self._order():
+            check(self.case, self.backend.name, roundings, self.backend.device)
+
+    def _order(self) -> contextlib.AbstractContextManager[None]:
+        """Emulated kernels run in one of several orders, always the same for a case."""
+        if not self.backend.slow:
+            return contextlib.nullcontext()
+        return emulated.settings(**ORDERS[zlib.crc32(str(self.case).encode()) % len(ORDERS)])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -68,5 +94,6 @@ def _refused(case: Case, backend: BackendUnderTest) -> str:
 
 def cells(cases: Iterable[Case]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Parametrises a test over cases and backends; those of one case stand next to each other."""
-    pairs = [Cell(backend.adapted(case), backend) for case in cases for backend in BACKENDS]
-    return pytest.mark.parametrize("cell", pairs, ids=[f"{cell.case}-{cell.backend.name}" for cell in pairs])
+    pairs = dict.fromkeys(Cell(backend.form(case), backend) for case in cases for backend in BACKENDS)
+    marked = [pytest.param(cell, marks=[pytest.mark.judge] if cell.backend.slow else []) for cell in pairs]
+    return pytest.mark.parametrize("cell", marked, ids=[f"{cell.case}-{cell.backend.name}" for cell in pairs])

@@ -18,6 +18,7 @@ _MIDPOINT_MASK, _MIDPOINT = np.uint64(0x1FFFFFFF), np.uint64(0x10000000)
 _EVERYWHERE = bytes([1]) * 32
 _NOWHERE = bytes(32)  # a predicate that holds in no lane: comparing bytes is faster than any()
 _NORMAL32, _ZERO = np.float32(2.0**-126), np.float32(0)
+_LIFT, _LIFTED_NORMAL = np.float32(2.0**64), np.float32(2.0**-62)
 _HALF_RANGE = np.float32(500)
 _EX2 = np.array(TABLES["ex2"], np.float64).reshape(-1, 3).T.copy()
 _NAN = np.array(0x7FFFFFFF, np.uint32).view(np.float32)[()]
@@ -68,6 +69,28 @@ def flush(a: Array) -> Array:
     """Subnormal numbers become zero of their sign."""
     small = np.abs(a) < _NORMAL32
     return a if small.tobytes() == _NOWHERE else np.where(small, np.copysign(_ZERO, a), a)
+
+
+def flush_product(out: Array, a: Array, b: Array) -> Array:
+    """`codegen/rounding.py`: mul_flushed behind the product `out`, the same bits in fewer steps."""
+    size = np.abs(out)
+    small = size <= _NORMAL32
+    if 1 not in small.tobytes():
+        return out
+    if 1 in (size == _NORMAL32).tobytes():
+        small &= np.abs(a * _LIFT * b) < _LIFTED_NORMAL
+    return np.where(small, np.copysign(_ZERO, out), out)
+
+
+def flush_sum(out: Array, a: Array, b: Array, c: Array) -> Array:
+    """`codegen/rounding.py`: fma_flushed behind the sum `out`, the same bits in fewer steps."""
+    size = np.abs(out)
+    small = size <= _NORMAL32
+    if 1 not in small.tobytes():
+        return out
+    if 1 in (size == _NORMAL32).tobytes():
+        small &= np.abs(fma32(a * _LIFT, b, c * _LIFT)) < _LIFTED_NORMAL
+    return np.where(small, np.copysign(_ZERO, out), out)
 
 
 def quiet(a: Array) -> Array:

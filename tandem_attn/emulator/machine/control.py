@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Control:
         self.links = machine.launch.links
         self.orders: dict[int, tuple[str, str]] = {}
         self.watch = Watch(machine)
+        self.runs = [0] * len(self.program.segments)  # how often each segment was executed, by all warps
 
     def ordering(self, index: int) -> tuple[str, str]:
         """Memory semantics and scope of an instruction, from its modifiers."""
@@ -43,11 +45,21 @@ class Control:
             found = self.orders[index] = (semantics, scope)
         return found
 
-    def run(self, warp: Warp) -> None:  # noqa: PLR0912 - the inner loop of the machine stays in one function
+    def opcodes(self) -> Counter[str]:
+        """How often each instruction, by its dotted name, was executed."""
+        found: Counter[str] = Counter()
+        for segment, count in zip(self.program.segments, self.runs, strict=True):
+            if count:
+                for ins in self.program.code[segment.start : segment.end]:
+                    found[ins.opcode] += count
+        return found
+
+    def run(self, warp: Warp) -> None:  # noqa: PLR0912, PLR0915 - the inner loop of the machine stays in one function
         """Until the warp blocks, yields or ends."""
         segments = self.program.segments
         functions = self.machine.segments
         settled = functions.settled
+        runs = self.runs
         stack = warp.stack
         jumps = 0
         random_order = self.machine.schedule == "random"
@@ -70,6 +82,7 @@ class Control:
             else:
                 functions.run(segment, warp, frame.mask)
             warp.instructions += segment.end - segment.start
+            runs[at] += 1
             kind = segment.kind
             if kind in ("next", "jump"):
                 frame.segment = segment.targets[0]
@@ -78,6 +91,7 @@ class Control:
             elif kind == "block":
                 if self.block(warp, frame, segment):
                     warp.instructions -= 1  # it is executed again when the warp is woken
+                    runs[at] -= 1
                     if path is not None:
                         path.pop()
                     return

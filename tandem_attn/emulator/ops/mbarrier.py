@@ -166,7 +166,7 @@ def transactions(ins: Instruction) -> Handler:
 
 @machine("mbarrier.test_wait", "mbarrier.try_wait", section=SECTION + "mbarrier.test_wait, mbarrier.try_wait")
 def wait(ins: Instruction) -> Handler:
-    """By state or by parity. try_wait blocks; when nothing else can run it returns false once, as its time limit allows."""
+    """By state or by parity. try_wait blocks; when nothing else can run it may return false (`Machine.time_out_waits`)."""
     result = writer(ins.operands[0])
     address = shared_scalar(ins, ins.operands[1])
     base = ins.operands[1].base if isinstance(ins.operands[1], Memory) else ins.operands[1]

@@ -109,9 +109,9 @@ def work_at(plan: gl.constexpr, args, at):
     """Sequence, rows and key blocks of a tile."""
     tree: gl.constexpr = masks.parse(plan.mask)
     seq = sequence(plan, args, at.batch)
-    row = at.m_block * plan.rows_per_cta
+    row = at.m_block * (plan.rows_per_cta * plan.cta_group)
     band = masks.bounds(tree, args.scalars, seq.q.used, seq.k.used)
-    last = gl.minimum(row + plan.rows_per_cta, seq.q.used)
+    last = gl.minimum(row + plan.rows_per_cta * plan.cta_group, seq.q.used)
     return Work(at.head, row, seq, masks.block_range(band, row, last, plan.tile_n, seq.k.used))
 
 

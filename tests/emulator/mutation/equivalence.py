@@ -195,8 +195,7 @@ class Implied(RaceTracker):
 def log_of(subject: Subject) -> Log:
     """Of a clean run."""
     log = Log()
-    options: dict[str, Any] = {} if subject.block is None else {"block": subject.block}
-    run(subject.kernel, subject.args, subject.grid, observers=[log, Implied(log)], backend="numpy", **options)
+    run(subject.kernel, subject.args, subject.grid, observers=[log, Implied(log)], backend="numpy", **subject.options)
     return log
 
 
