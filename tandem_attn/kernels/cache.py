@@ -50,6 +50,12 @@ def fetch(key: str, make: Callable[[], bytes]) -> bytes:
         return _write(path, make()) if found is None else found
 
 
+def contains(key: str) -> bool:
+    """Whether something whole is stored under ``key``."""
+    root = directory()
+    return root is not None and _read(root / f"{key}.kernel") is not None
+
+
 def _read(path: Path) -> bytes | None:
     """None where there is no file, or not the one that was written."""
     try:

@@ -13,8 +13,6 @@ import importlib
 import importlib.metadata
 import json
 import tempfile
-import time
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -64,9 +62,19 @@ def compiled(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel
     return _load(code_plan(plan), plain, consan)
 
 
+def is_cached(plan: Plan) -> bool:
+    """Whether the plan's kernel is on disk."""
+    return cache.contains(_key(code_plan(plan), False, False))
+
+
 def code_plan(plan: Plan) -> Plan:
     """The plan without what does not change the code: plans that share a kernel become equal."""
     return replace(plan, smem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False)
+
+
+def through_disk(plan: Plan) -> Kernel:
+    """``compiled``, but for kernels that are in memory only: this one is on disk afterwards."""
+    return _load.__wrapped__(code_plan(plan), False, False)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -209,21 +217,3 @@ def _triton() -> Any:
     if not triton.__version__.startswith(TRITON + "."):
         raise ImportError(f"the GPU kernels need triton {TRITON}.*, found {triton.__version__}")
     return triton
-
-
-def precompile(plans: Iterable[Plan], workers: int = 1) -> list[float]:
-    """Fills the disk cache; seconds each plan took. Processes compile side by side, since Triton holds the interpreter lock."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    distinct = list(dict.fromkeys(code_plan(plan) for plan in plans))
-    if workers == 1:
-        return [_timed(plan) for plan in distinct]
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        return list(pool.map(_timed, distinct))
-
-
-def _timed(plan: Plan) -> float:
-    start = time.perf_counter()
-    compiled(plan)
-    return time.perf_counter() - start
