@@ -6,19 +6,18 @@ Compiling needs no GPU.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import hashlib
 import importlib
+import importlib.metadata
 import json
-import os
-import time
-from collections.abc import Iterable, Iterator
+import tempfile
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tandem_attn.kernels import cache
 from tandem_attn.spec.arch import get_arch
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
@@ -63,32 +62,25 @@ def compiled(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel
     return _load(code_plan(plan), plain, consan)
 
 
+def is_cached(plan: Plan) -> bool:
+    """Whether the plan's kernel is on disk."""
+    return cache.contains(_key(code_plan(plan), False, False))
+
+
 def code_plan(plan: Plan) -> Plan:
     """The plan without what does not change the code: plans that share a kernel become equal."""
     return replace(plan, smem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False)
 
 
+def through_disk(plan: Plan) -> Kernel:
+    """``compiled``, but for kernels that are in memory only: this one is on disk afterwards."""
+    return _load.__wrapped__(code_plan(plan), False, False)
+
+
 @functools.lru_cache(maxsize=1024)
 def _load(plan: Plan, plain: bool, consan: bool) -> Kernel:
-    directory = cache_dir()
-    if directory is None:
-        return build(plan, plain=plain, consan=consan)
-    path = directory / f"{_key(plan, plain, consan)}.json"
-    kernel = _read(path, plan)
-    if kernel is None:
-        with _locked(path.with_suffix(".lock")):  # one process compiles, the others wait here and then find the file
-            kernel = _read(path, plan) or _write(path, build(plan, plain=plain, consan=consan))
-    return kernel
-
-
-def cache_dir() -> Path | None:
-    """Where compiled kernels are kept: ``TANDEM_CACHE_DIR``, by default ``~/.cache/tandem_attn``; None when that is set but empty."""
-    setting = os.environ.get("TANDEM_CACHE_DIR")
-    if setting == "":
-        return None
-    root = Path(setting) if setting else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem_attn"
-    root.mkdir(parents=True, exist_ok=True)
-    return root
+    stored = cache.fetch(_key(plan, plain, consan), lambda: _encode(build(plan, plain=plain, consan=consan)))
+    return _decode(stored, plan)
 
 
 def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
@@ -105,7 +97,7 @@ def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     source = GluonASTSource(entry, signature, {(entry.arg_names.index(name),): value for name, value in constants.items()})
     options: dict[str, Any] = {"num_warps": WARPGROUP, "num_ctas": plan.cta_group, "maxnreg": entry_registers(plan)}
     options |= {"enable_fp_fusion": True} | ({"instrumentation_mode": "consan"} if consan else {})
-    out = triton.compile(source, target=GPUTarget("cuda", major * 10 + minor, 32), options=options)
+    out = _translated(triton, source, GPUTarget("cuda", major * 10 + minor, 32), options)
     meta = out.metadata
     return Kernel(
         plan, meta.name, out.asm["cubin"], out.asm["ptx"], meta.shared, meta.num_warps * 32, meta.num_ctas,
@@ -113,6 +105,16 @@ def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
         codes="".join(CODES["*" if kind.startswith("*") else kind] for kind in types.values() if not kind.startswith("tensordesc")),
         scratch_bytes=(meta.global_scratch_size, meta.profile_scratch_size),
     )  # fmt: skip
+
+
+def _translated(triton: Any, source: Any, target: Any, options: dict[str, Any]) -> Any:
+    """Triton's compiler, which keeps files of its own; in a temporary place where it cannot write them to its usual one."""
+    try:
+        return triton.compile(source, target=target, options=options)
+    except OSError:
+        with tempfile.TemporaryDirectory() as place, triton.knobs.cache.scope():
+            triton.knobs.cache.dir = place
+            return triton.compile(source, target=target, options=options)
 
 
 def entry_registers(plan: Plan) -> int:
@@ -157,7 +159,7 @@ def leading_dims(tensor: str, plan: Plan) -> int:
 
 
 def _key(plan: Plan, plain: bool, consan: bool) -> str:
-    text = repr((plan, plain, consan, _triton().__version__, _sources()))
+    text = repr((plan, plain, consan, triton_version(), _sources()))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -169,33 +171,36 @@ def _sources() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def _read(path: Path, plan: Plan) -> Kernel | None:
-    try:
-        stored: dict[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    stored["descriptors"] = tuple((swizzle, tuple(box)) for swizzle, box in stored["descriptors"])
-    stored["scratch_bytes"] = tuple(stored["scratch_bytes"])
-    stored["cubin"] = base64.b64decode(stored["cubin"])
-    return Kernel(plan, **stored)
+_BINARY = ("cubin", "ptx")  # behind the text, in this order
 
 
-def _write(path: Path, kernel: Kernel) -> Kernel:
-    stored = {field.name: getattr(kernel, field.name) for field in fields(kernel) if field.name != "plan"}
-    stored["cubin"] = base64.b64encode(kernel.cubin).decode()
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(stored))
-    partial.replace(path)  # atomic: readers see all or nothing
-    return kernel
+def _encode(kernel: Kernel) -> bytes:
+    """A line of JSON with everything short and the sizes of what follows, then cubin and PTX."""
+    ptx = kernel.ptx.encode()
+    short = {field.name: getattr(kernel, field.name) for field in fields(kernel) if field.name not in ("plan", *_BINARY)}
+    return json.dumps({**short, "cubin": len(kernel.cubin), "ptx": len(ptx)}).encode() + b"\n" + kernel.cubin + ptx
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    import fcntl
+def _decode(stored: bytes, plan: Plan) -> Kernel:
+    line = stored.index(b"\n")
+    short: dict[str, Any] = json.loads(stored[:line])
+    cubin = stored[line + 1 : line + 1 + short["cubin"]]
+    descriptors = tuple((swizzle, tuple(box)) for swizzle, box in short["descriptors"])
+    others = {"ptx": stored[line + 1 + len(cubin) :].decode(), "descriptors": descriptors, "scratch_bytes": tuple(short["scratch_bytes"])}
+    return Kernel(plan, **{**short, "cubin": cubin, **others})
 
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+
+def triton_version() -> str:
+    """Of the Triton that would compile; found without importing it, which takes longer than to load a kernel.
+
+    Raises:
+        ImportError: see ``_triton``.
+    """
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("triton")
+        if version.startswith(TRITON + "."):
+            return version
+    return str(_triton().__version__)
 
 
 @functools.cache
@@ -212,21 +217,3 @@ def _triton() -> Any:
     if not triton.__version__.startswith(TRITON + "."):
         raise ImportError(f"the GPU kernels need triton {TRITON}.*, found {triton.__version__}")
     return triton
-
-
-def precompile(plans: Iterable[Plan], workers: int = 1) -> list[float]:
-    """Fills the disk cache; seconds each plan took. Processes compile side by side, since Triton holds the interpreter lock."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    distinct = list(dict.fromkeys(code_plan(plan) for plan in plans))
-    if workers == 1:
-        return [_timed(plan) for plan in distinct]
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        return list(pool.map(_timed, distinct))
-
-
-def _timed(plan: Plan) -> float:
-    start = time.perf_counter()
-    compiled(plan)
-    return time.perf_counter() - start
