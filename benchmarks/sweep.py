@@ -59,7 +59,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tau": {"rescale_rows": 16},
     "late": {"early_turn": False},
     "o_over_q": {"o_over_q": True},
-    "q_tail": {"q_tail_registers": True},
+    "q_smem": {"q_registers": False},
+    "overlap": {"intra_overlap": True},
 }
 WIDE = {"heads": 16, "head_dim_v": 128}
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
@@ -100,7 +101,7 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     "o_over_q_192": (
         [by_tokens(192, s, mask, heads=16, head_dim_v=128) for s in (1024, 8192) for mask in ("full", "causal")],
         ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "tau+early+o_over_q", "tau+late+o_over_q",
-         "seq+tau+early+o_over_q+no_turns", "seq+tau+early+o_over_q+q_tail"],
+         "seq+tau+early+o_over_q+no_turns"],
     ),
     "d64_shapes": (
         [by_tokens(64, s, mask) for s in (1024, 2048, 8192) for mask in ("full", "causal")],
@@ -117,6 +118,18 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
             for d, s in ((128, 16384), (192, 8192), (192, 16384), (64, 8192), (256, 16384))
         ],
         ["planned", "planned+lpt4", "planned+lpt8", "planned+lpt16", "planned+dynamic"],
+    ),
+    "turns": (
+        [by_tokens(128, s, mask) for s, mask in ((4096, "full"), (32768, "full"), (4096, "causal"), (16384, "causal"))],
+        ["planned", "planned+late", "planned+no_turns", "planned+q_smem", "planned+q_smem+late", "planned+q_smem+overlap+late"],
+    ),
+    "turns_wide": (
+        [
+            by_tokens(d, s, mask, **(WIDE if d == 192 else {}))
+            for d in (192, 256)
+            for s, mask in ((2048, "full"), (8192, "full"), (8192, "causal"))
+        ],
+        ["planned", "planned+late", "planned+no_turns", "planned+seq+late"],
     ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],
