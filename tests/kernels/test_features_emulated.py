@@ -12,7 +12,7 @@ from tandem_attn.spec.plan import FORWARD
 pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install tandem-attn[cuda]")
 pytest.importorskip("numpy", reason="the emulator needs NumPy: pip install tandem-attn[emulator]")
 
-# One for each device function; the others take minutes and run with the judge's matrix.
+# One for each device function runs with every suite; all of them, under all checks, with the judge's matrix.
 QUICK = (
     "document, causal",
     "predicate, captured tensors",
@@ -26,14 +26,22 @@ QUICK = (
 QUICK_BLACKWELL = ("predicate, captured tensors", "splits, packed lengths", "pages of 16, leftpad")
 
 
-def _cases() -> list[object]:
-    quick = {"H200": QUICK, "B200": QUICK_BLACKWELL}
-    return [pytest.param(name, chip, marks=[] if name in quick[chip] else [pytest.mark.judge]) for chip in quick for name in FEATURES]
-
-
-@pytest.mark.parametrize(("name", "chip"), _cases())
-def test_equals_truth(name: str, chip: str) -> None:
+def check(name: str, chip: str, checks: str) -> None:
     feature = make(name, "cpu")
     assert backend.lacks(feature.problem, chip) is None
     plan = backend.plan(feature.problem, FORWARD, chip).with_(**feature.plan)
-    assert_accurate(feature.problem, feature.inputs, *emulated.forward(feature.problem, plan, feature.inputs))
+    with emulated.settings(checks=checks):
+        results = emulated.forward(feature.problem, plan, feature.inputs)
+    assert_accurate(feature.problem, feature.inputs, *results)
+
+
+@pytest.mark.parametrize(("name", "chip"), [*((name, "H200") for name in QUICK), *((name, "B200") for name in QUICK_BLACKWELL)])
+def test_equals_truth(name: str, chip: str) -> None:
+    check(name, chip, "default")
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize("chip", ["H200", "B200"])
+@pytest.mark.parametrize("name", FEATURES)
+def test_judge_accepts(name: str, chip: str) -> None:
+    check(name, chip, "all")
