@@ -22,7 +22,7 @@ from tandem_attn.bench.machine import Telemetry, environment
 from tandem_attn.bench.peers import PEERS
 from tandem_attn.bench.protocol import MATMUL, matmul, milliseconds
 from tandem_attn.kernels import backend
-from tandem_attn.kernels.compile import precompile
+from tandem_attn.kernels.precompile import precompile
 from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.plan import Launch, Plan, Schedule, ScheduleKind
@@ -192,7 +192,9 @@ def plans(groups: list[str]) -> list[Plan]:
 def main() -> None:
     torch.manual_seed(0)
     started = time.time()
-    precompile(plans(sys.argv[2:]), os.cpu_count() or 1)
+    for done in precompile(plans(sys.argv[2:]), os.cpu_count() or 1):
+        if done.error:
+            print(f"{done.plan.digest} does not compile: {done.error[:300]}", flush=True)
     print(f"compiled in {time.time() - started:.0f} s", flush=True)
     with Telemetry() as telemetry:
         groups = {name: run_group(name, telemetry) for name in sys.argv[2:]}

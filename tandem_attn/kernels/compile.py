@@ -6,20 +6,20 @@ Compiling needs no GPU.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib
+import importlib.metadata
 import json
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tandem_attn.kernels import extras
+from tandem_attn.kernels import cache, extras
 from tandem_attn.spec.arch import get_arch
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
@@ -76,12 +76,22 @@ def compiled(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel
     return _load(code_plan(plan), plain, consan)
 
 
+def is_cached(plan: Plan) -> bool:
+    """Whether the plan's kernel is on disk."""
+    return cache.contains(_key(code_plan(plan), False, False))
+
+
 def code_plan(plan: Plan) -> Plan:
     """The plan without what does not change the code: plans that share a kernel become equal."""
     return replace(
         plan, smem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False,
         num_splits=min(plan.num_splits, 2), page_size=min(plan.page_size, 1),
     )  # fmt: skip
+
+
+def through_disk(plan: Plan) -> Kernel:
+    """``compiled``, but for kernels that are in memory only: this one is on disk afterwards."""
+    return _load.__wrapped__(code_plan(plan), False, False)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -96,25 +106,7 @@ def compiled_helper(helper: Helper) -> Kernel:
 
 
 def _cached(key: tuple[Any, ...], source: Plan | Helper, make: Callable[[], Kernel]) -> Kernel:
-    directory = cache_dir()
-    if directory is None:
-        return make()
-    path = directory / f"{_key(key)}.json"
-    kernel = _read(path, source)
-    if kernel is None:
-        with _locked(path.with_suffix(".lock")):  # one process compiles, the others wait here and then find the file
-            kernel = _read(path, source) or _write(path, make())
-    return kernel
-
-
-def cache_dir() -> Path | None:
-    """Where compiled kernels are kept: ``TANDEM_CACHE_DIR``, by default ``~/.cache/tandem_attn``; None when that is set but empty."""
-    setting = os.environ.get("TANDEM_CACHE_DIR")
-    if setting == "":
-        return None
-    root = Path(setting) if setting else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem_attn"
-    root.mkdir(parents=True, exist_ok=True)
-    return root
+    return _decode(cache.fetch(_key(*key), lambda: _encode(make())), source)
 
 
 def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
@@ -129,8 +121,9 @@ def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     source = GluonASTSource(entry, signature, {(entry.arg_names.index(name),): value for name, value in constants.items()})
     options: dict[str, Any] = {"num_warps": WARPGROUP, "num_ctas": plan.cta_group, "maxnreg": entry_registers(plan)}
     options |= {"enable_fp_fusion": True} | ({"instrumentation_mode": "consan"} if consan else {})
-    out = triton.compile(source, target=_target(plan.arch), options=options)
-    return _kernel(plan, out, types.values())
+    kernel = _kernel(plan, _translated(triton, source, plan.arch, options), types.values())
+    gc.collect()  # Triton leaves cycles around its compiler's objects, which would be reported as leaks when the process ends
+    return kernel
 
 
 def _build_helper(helper: Helper) -> Kernel:
@@ -140,15 +133,8 @@ def _build_helper(helper: Helper) -> Kernel:
     entry = getattr(importlib.import_module(helper.module), helper.entry)
     types, constants = dict(helper.types), dict(helper.constants)
     source = ASTSource(entry, types | dict.fromkeys(constants, "constexpr"), dict(constants))
-    out = triton.compile(source, target=_target(helper.arch), options={"num_warps": helper.warps, "enable_fp_fusion": True})
-    return _kernel(helper, out, types.values())
-
-
-def _target(arch: str) -> Any:
-    from triton.backends.compiler import GPUTarget
-
-    major, minor = get_arch(arch).capability or (0, 0)
-    return GPUTarget("cuda", major * 10 + minor, 32)
+    options = {"num_warps": helper.warps, "enable_fp_fusion": True}
+    return _kernel(helper, _translated(triton, source, helper.arch, options), types.values())
 
 
 def _kernel(source: Plan | Helper, out: Any, types: Iterable[str | tuple[str, ...]]) -> Kernel:
@@ -160,6 +146,20 @@ def _kernel(source: Plan | Helper, out: Any, types: Iterable[str | tuple[str, ..
         codes="".join(CODES["*" if kind.startswith("*") else kind] for kind in flat),
         scratch_bytes=(meta.global_scratch_size, meta.profile_scratch_size),
     )  # fmt: skip
+
+
+def _translated(triton: Any, source: Any, arch: str, options: dict[str, Any]) -> Any:
+    """Triton's compiler, which keeps files of its own; in a temporary place where it cannot write them to its usual one."""
+    from triton.backends.compiler import GPUTarget
+
+    major, minor = get_arch(arch).capability or (0, 0)
+    target = GPUTarget("cuda", major * 10 + minor, 32)
+    try:
+        return triton.compile(source, target=target, options=options)
+    except OSError:
+        with tempfile.TemporaryDirectory() as place, triton.knobs.cache.scope():
+            triton.knobs.cache.dir = place
+            return triton.compile(source, target=target, options=options)
 
 
 def entry_registers(plan: Plan) -> int:
@@ -217,8 +217,8 @@ def leading_dims(tensor: str, plan: Plan) -> int:
     return 3 if plan.seqused and tensor != "o" and (tensor != "q" or plan.pack_gqa == 1) else 2
 
 
-def _key(key: tuple[Any, ...]) -> str:
-    text = repr((*key, _triton().__version__, _sources()))
+def _key(*parts: Any) -> str:
+    text = repr((*parts, triton_version(), _sources()))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -231,33 +231,36 @@ def _sources() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def _read(path: Path, source: Plan | Helper) -> Kernel | None:
-    try:
-        stored: dict[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    stored["descriptors"] = tuple((swizzle, tuple(box)) for swizzle, box in stored["descriptors"])
-    stored["scratch_bytes"] = tuple(stored["scratch_bytes"])
-    stored["cubin"] = base64.b64decode(stored["cubin"])
-    return Kernel(source, **stored)
+_BINARY = ("cubin", "ptx")  # behind the text, in this order
 
 
-def _write(path: Path, kernel: Kernel) -> Kernel:
-    stored = {field.name: getattr(kernel, field.name) for field in fields(kernel) if field.name != "plan"}
-    stored["cubin"] = base64.b64encode(kernel.cubin).decode()
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(stored))
-    partial.replace(path)  # atomic: readers see all or nothing
-    return kernel
+def _encode(kernel: Kernel) -> bytes:
+    """A line of JSON with everything short and the sizes of what follows, then cubin and PTX."""
+    ptx = kernel.ptx.encode()
+    short = {field.name: getattr(kernel, field.name) for field in fields(kernel) if field.name not in ("plan", *_BINARY)}
+    return json.dumps({**short, "cubin": len(kernel.cubin), "ptx": len(ptx)}).encode() + b"\n" + kernel.cubin + ptx
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    import fcntl
+def _decode(stored: bytes, source: Plan | Helper) -> Kernel:
+    line = stored.index(b"\n")
+    short: dict[str, Any] = json.loads(stored[:line])
+    cubin = stored[line + 1 : line + 1 + short["cubin"]]
+    descriptors = tuple((swizzle, tuple(box)) for swizzle, box in short["descriptors"])
+    others = {"ptx": stored[line + 1 + len(cubin) :].decode(), "descriptors": descriptors, "scratch_bytes": tuple(short["scratch_bytes"])}
+    return Kernel(source, **{**short, "cubin": cubin, **others})
 
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+
+def triton_version() -> str:
+    """Of the Triton that would compile; found without importing it, which takes longer than to load a kernel.
+
+    Raises:
+        ImportError: see ``_triton``.
+    """
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("triton")
+        if version.startswith(TRITON + "."):
+            return version
+    return str(_triton().__version__)
 
 
 @functools.cache
@@ -274,21 +277,3 @@ def _triton() -> Any:
     if not triton.__version__.startswith(TRITON + "."):
         raise ImportError(f"the GPU kernels need triton {TRITON}.*, found {triton.__version__}")
     return triton
-
-
-def precompile(plans: Iterable[Plan], workers: int = 1) -> list[float]:
-    """Fills the disk cache; seconds each plan took. Processes compile side by side, since Triton holds the interpreter lock."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    distinct = list(dict.fromkeys(code_plan(plan) for plan in plans))
-    if workers == 1:
-        return [_timed(plan) for plan in distinct]
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        return list(pool.map(_timed, distinct))
-
-
-def _timed(plan: Plan) -> float:
-    start = time.perf_counter()
-    compiled(plan)
-    return time.perf_counter() - start

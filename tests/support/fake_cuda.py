@@ -24,10 +24,12 @@ from tandem_attn.api import backends, repeated
 from tandem_attn.kernels import backend, bound, cuda
 from tandem_attn.kernels.prepare import POINTERS
 
+FORWARD = "forward"  # name of the forward kernels; beside them small ones are launched
+
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch: where, and the bytes of its argument block."""
+    """One launch of a forward: where, and the bytes of its argument block."""
 
     function: int
     grid: int
@@ -52,7 +54,8 @@ class Launched:
 class Device:
     """State of the stand-in: what was launched, how many descriptors were encoded, and what a test may set."""
 
-    launches: list[Launched] = field(default_factory=list)
+    launches: list[Launched] = field(default_factory=list)  # of forwards
+    order: list[str] = field(default_factory=list)  # names of all kernels, as launched
     encoded: int = 0
     index: int | None = None  # of the current device; CPU tensors have None
     stream: int = 0x5EED
@@ -69,13 +72,25 @@ class Device:
         return address.to_bytes(8, "little") + hashlib.sha256(rest).digest() + bytes(cuda.TENSOR_MAP_BYTES - 40)
 
 
+_names: dict[int, str] = {}  # of loaded functions, which stay loaded from one stand-in to the next
+
+
+def _load_function(cubin: bytes, name: str, shared_bytes: int) -> int:
+    function = len(_names) + 1
+    _names[function] = name
+    return function
+
+
 def _launch_class(device: Device) -> type:
     class Launch:
         def __init__(self, function: int, threads: int, shared_bytes: int, params: Any) -> None:  # noqa: ARG002
             self.function, self.params = function, list(params)
 
         def __call__(self, grid: int, stream: int) -> None:
-            if device.recording:
+            if not device.recording:
+                return
+            device.order.append(_names[self.function])
+            if device.order[-1] == FORWARD:
                 device.launches.append(Launched.read(self.function, grid, stream, self.params))
 
     return Launch
@@ -85,10 +100,9 @@ def _launch_class(device: Device) -> type:
 def fake_cuda() -> Iterator[Device]:
     """While it is open, ``backend="tandem"`` takes CPU tensors and launches on a recorded device."""
     device = Device()
-    functions = iter(range(1, 1 << 30))
     patches = (
         (cuda, "tensor_map", device.tensor_map),
-        (cuda, "load_function", lambda *_: next(functions)),
+        (cuda, "load_function", _load_function),
         (cuda, "Launch", _launch_class(device)),
         (backend, "_sms", lambda _: 132),
         (backend, "_counter", device.counter),
