@@ -36,6 +36,7 @@ class NumpySegments:
         self.handlers: dict[int, Handler] = {}
         self.codegen_s = 0.0
         self.settled: list[Function | None] = [None] * len(program.segments)  # what to call when all lanes are active, once decided
+        self.teams: list[Function | None] = [None] * len(program.segments)  # the same for several warps
 
     def run(self, segment: Segment, warp: Any, mask: Any) -> None:
         cache = self.functions[mask is not None]
@@ -51,6 +52,17 @@ class NumpySegments:
     def settle(self, segment: Segment, function: Function | None) -> None:
         """From now on the machine calls this function itself."""
         self.settled[segment.index] = function or _nothing
+
+    def run_team(self, segment: Segment, team: Any) -> None:
+        """All lanes of several warps."""
+        function = self.teams[segment.index]
+        if function is None:
+            function = self.teams[segment.index] = self.timed(lambda: self.make_team(segment)) or _nothing
+        function(team, None)
+
+    def make_team(self, segment: Segment) -> Function | None:
+        end = self.end_of(segment)
+        return None if end == segment.start else self.range(segment.start, end, self.live_behind(segment), False, team=True)
 
     def timed(self, make: Callable[[], Any]) -> Any:
         began = time.perf_counter()
@@ -77,8 +89,8 @@ class NumpySegments:
             live |= {(r.cls, r.slot) for r in sources(last) + results(last)}
         return live
 
-    def range(self, start: int, end: int, live: set[Key], masked: bool) -> Function:
-        return compile_range(self.program, start, end, live, masked, self.resolve, self.handler)
+    def range(self, start: int, end: int, live: set[Key], masked: bool, team: bool = False) -> Function:
+        return compile_range(self.program, start, end, live, masked, self.resolve, self.handler, team)
 
     def resolve(self, name: str) -> Reg:
         return self.links.registers[name]
@@ -104,6 +116,8 @@ class LlvmSegments(NumpySegments):
         self.hot = hot
         self.compiler = native.Compiler(program.module.text)
         self.counts: dict[int, int] = {}
+        self.cold_teams: dict[int, Function] = {}
+        self.natives: dict[str, Function] = {}
 
     def settle(self, segment: Segment, function: Function | None) -> None:
         """Until it is hot a segment is counted; one without a pure run long enough stays in NumPy."""
@@ -120,6 +134,22 @@ class LlvmSegments(NumpySegments):
                     made(warp, None)
                     return
         super().run(segment, warp, mask)
+
+    def run_team(self, segment: Segment, team: Any) -> None:
+        """An execution counts once for each warp."""
+        index = segment.index
+        before = self.counts.get(index, 0)
+        count = self.counts[index] = before + team.count
+        known = self.cold_teams.get(index)
+        if known is None:
+            known = self.cold_teams[index] = self.timed(lambda: self.make_team(segment)) or _nothing
+        if count >= self.hot or (before == 0 and self.compiler.cached(f"s{index}_0")):
+            made = self.timed(lambda: self.compiled(segment, team=True))
+            self.teams[index] = made if made is not None else known
+            if made is not None:
+                made(team, None)
+                return
+        known(team, None)
 
     def pieces(self, segment: Segment) -> list[tuple[bool, int, int]]:
         """(native, start, end) of alternating runs of pure and of other instructions."""
@@ -140,7 +170,7 @@ class LlvmSegments(NumpySegments):
                 merged.append((fast, start, end))
         return merged
 
-    def compiled(self, segment: Segment) -> Function | None:
+    def compiled(self, segment: Segment, team: bool = False) -> Function | None:
         pieces = self.pieces(segment)
         if not any(fast for fast, _, _ in pieces):
             return None
@@ -152,7 +182,7 @@ class LlvmSegments(NumpySegments):
             if fast:
                 steps.append(self.native_step(f"s{segment.index}_{number}", start, end, set(live)))
             else:
-                steps.append(self.range(start, end, set(live), False))
+                steps.append(self.range(start, end, set(live), False, team))
             live |= {(r.cls, r.slot) for ins in code for r in sources(ins)}
         steps.reverse()
         if len(steps) == 1:
@@ -165,10 +195,14 @@ class LlvmSegments(NumpySegments):
         return run
 
     def native_step(self, name: str, start: int, end: int, live: set[Key]) -> Function:
+        found = self.natives.get(name)
+        if found is not None:
+            return found
         function = self.compiler.function(name, lambda: llvm_backend.function_text(name, self.program.code[start:end], live, self.resolve))
 
         def run(warp: Any, mask: Any) -> None:
             del mask
-            function(warp.files)
+            function(warp.files, warp.count)
 
+        self.natives[name] = run
         return run

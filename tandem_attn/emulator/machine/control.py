@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tandem_attn.emulator.errors import ExecutionError
+from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Blocked, Frame, Warp
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.ops.in_flight import Watch
+from tandem_attn.emulator.machine.in_flight import Watch
 from tandem_attn.emulator.ptx.nodes import Function, Group, Instruction, Operand, Reg, Symbol, Variable
 from tandem_attn.emulator.ptx.program import EXIT, Segment
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from tandem_attn.emulator.machine.machine import Machine
 
 _ALL, _NONE = bytes([1]) * 32, bytes(32)
+_YES, _NO = bytes([1]), bytes([0])
+TOGETHER = frozenset(("next", "jump", "branch", "block"))  # endings of segments that several warps can execute together
+NEVER = -3  # no segment
 LONG_RUN = 256  # backward jumps after which a warp lets others run
 
 
@@ -43,8 +47,8 @@ class Control:
             found = self.orders[index] = (semantics, scope)
         return found
 
-    def run(self, warp: Warp) -> None:  # noqa: PLR0912 - the inner loop of the machine stays in one function
-        """Until the warp blocks, yields or ends."""
+    def run(self, warp: Warp, until: int = NEVER) -> bool:  # noqa: PLR0911, PLR0912 - the inner loop of the machine stays in one function
+        """Until the warp blocks, yields or ends; or is whole and comes to segment `until`: True then."""
         segments = self.program.segments
         functions = self.machine.segments
         settled = functions.settled
@@ -57,12 +61,14 @@ class Control:
             at = frame.segment
             if at in (frame.stop, EXIT):
                 if self.pop(warp):
-                    return
+                    return False
                 continue
+            if at == until and len(stack) == 1 and frame.mask is None:
+                return True
             segment = segments[at]
             if path is not None:
                 path.append(at)
-            if warp.in_flight or warp.unwritten:
+            if warp.flight.items or warp.unwritten:
                 self.watch.check(warp, segment)
             function = settled[at] if frame.mask is None else None
             if function is not None:
@@ -80,23 +86,124 @@ class Control:
                     warp.instructions -= 1  # it is executed again when the warp is woken
                     if path is not None:
                         path.pop()
-                    return
+                    return False
             else:
                 getattr(self, kind)(warp, frame, segment)
             if warp.yielding:
                 warp.yielding = False
                 self.rotate(warp)
                 self.machine.yielded(warp)
-                return
+                return False
             if stack and stack[-1].segment <= at:
                 jumps += 1
                 if jumps >= LONG_RUN:
                     self.rotate(warp)
                     self.machine.yielded(warp)
-                    return
+                    return False
             if random_order and self.machine.rng.random() < 0.1:
-                self.machine.ready.append(warp)
-                return
+                self.machine.enter(warp)
+                return False
+
+    # ---- several warps
+    def run_team(self, team: Team) -> list[Warp]:
+        """Until a warp blocks, yields or ends, or their ways part; returns those that go on alone."""
+        segments, functions, teams = self.program.segments, self.machine.segments, self.machine.segments.teams
+        warps = team.warps
+        frames = [warp.stack[0] for warp in warps]
+        jumps = 0
+        while True:
+            at = frames[0].segment
+            segment = segments[at]
+            kind = segment.kind
+            if at == EXIT or kind not in TOGETHER:
+                return warps
+            for warp in warps:
+                if warp.flight.items or warp.unwritten:
+                    self.watch.check(warp, segment)
+            function = teams[at]
+            if function is not None:
+                function(team, None)
+            else:
+                functions.run_team(segment, team)
+            count = segment.end - segment.start
+            for warp in warps:
+                warp.instructions += count
+            if kind == "branch":
+                left = self.branch_team(team, frames, segment)
+            elif kind == "block":
+                left = self.block_team(team, frames, segment)
+            else:
+                left = None
+                for frame in frames:
+                    frame.segment = segment.targets[0]
+            if left is not None:
+                return left
+            if frames[0].segment <= at:
+                jumps += 1
+                if jumps >= LONG_RUN:
+                    for warp in warps:
+                        self.machine.yielded(warp)
+                    return []
+
+    def branch_team(self, team: Team, frames: list[Frame], segment: Segment) -> list[Warp] | None:
+        """None when all go the same way, at once or behind the branch."""
+        ins = self.program.code[segment.last]
+        there, behind = segment.targets
+        assert ins.predicate is not None
+        guard = team.P[ins.predicate.slot].tobytes()
+        if _YES not in guard or _NO not in guard:
+            target = there if (_YES in guard) != ins.negated else behind
+            for frame in frames:
+                frame.segment = target
+            return None
+        arrived = []
+        for warp, frame in zip(team.warps, frames, strict=True):
+            team.acting = warp
+            self.branch(warp, frame, segment)
+            if self.run(warp, segment.reconverge if segment.reconverge != EXIT else NEVER):
+                arrived.append(warp)
+        if len(arrived) == team.count:
+            return None
+        for warp in arrived:
+            self.machine.enter(warp)
+        return []
+
+    def block_team(self, team: Team, frames: list[Frame], segment: Segment) -> list[Warp] | None:
+        """None when no warp has to wait (any longer)."""
+        form = getattr(self.machine.segments.handler(segment.last), "together", None)
+        if form is not None and self.program.code[segment.last].predicate is None:
+            team.acting = team.first
+            if form(team):
+                for frame in frames:
+                    frame.segment = segment.targets[0]
+                return None
+        waiting = []
+        for warp, frame in zip(team.warps, frames, strict=True):
+            team.acting = warp
+            if self.block(warp, frame, segment):
+                waiting.append((warp, frame))
+        woken = True
+        while waiting and woken:  # a later warp may have opened what earlier ones wait for
+            woken = [pair for pair in waiting if pair[0].queued]
+            for pair in woken:
+                warp, frame = pair
+                team.acting = warp
+                warp.queued = False
+                if not self.block(warp, frame, segment):
+                    waiting.remove(pair)
+        spinning = [warp for warp in team.warps if warp.yielding]
+        if not waiting and not spinning:
+            return None
+        for warp in spinning:
+            warp.yielding = False
+            self.machine.yielded(warp)
+        for warp, _ in waiting:
+            warp.instructions -= 1  # it is executed again when the warp is woken
+        held = {id(warp) for warp, _ in waiting} | {id(warp) for warp in spinning}
+        for warp in team.warps:
+            if id(warp) not in held:
+                self.machine.enter(warp)
+        return []
 
     # ---- the stack
     def pop(self, warp: Warp) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tandem_attn.emulator.events import Arrival, BarrierId, Fence, PhaseComplete, Wait
+from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.ops.access import Array, reader, uniform, writer
-from tandem_attn.emulator.ops.registry import Handler, machine
+from tandem_attn.emulator.ops.registry import Handler, machine, together
 from tandem_attn.emulator.ptx.nodes import Instruction
 from tandem_attn.emulator.sync.barrier import NamedBarrier
 
@@ -28,7 +29,7 @@ def warp_sync(ins: Instruction) -> Handler:
     def run(w: Warp, m: Array | None) -> None:
         _event(w, ins, "bar.warp.sync", m)
 
-    return run
+    return together(run, lambda _: True)  # nobody looks on
 
 
 @machine("fence", "membar", section=SECTION + "membar, fence")
@@ -41,7 +42,7 @@ def fence(ins: Instruction) -> Handler:
         if ins.mods[1] == "proxy" and "tensormap::generic" in ins.mods:
             w.cta.machine.progress += 1
 
-    return run
+    return together(run, lambda _: "tensormap::generic" not in ins.mods)  # nobody looks on
 
 
 def _counts(ins: Instruction) -> tuple[str, int]:
@@ -114,7 +115,20 @@ def barrier(ins: Instruction) -> Handler:
         bar.waiting.append(w)
         return Blocked(f"waits at barrier {bar.number}: {bar.arrived} of {bar.expected} threads came (warps {sorted(bar.members)})")
 
-    return run
+    def team(t: Team) -> bool:
+        """The barrier is for these warps alone."""
+        w = t.first
+        bar = w.cta.barrier(number(w, None))
+        if op != "sync" or bar.arrived or any(each.stack[0].arrived is not None for each in t.warps):
+            return False
+        if any((number(each, None), count(each, None) if count is not None else 0) != (bar.number, 32 * t.count) for each in t.warps):
+            return False
+        bar.expected = 32 * t.count
+        bar.phase += 1
+        w.cta.machine.progress += 1
+        return True
+
+    return together(run, team)
 
 
 @machine("barrier.cluster", section=SECTION + "barrier.cluster")

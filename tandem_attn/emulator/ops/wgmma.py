@@ -16,18 +16,20 @@ from tandem_attn.emulator.errors import UnsupportedInstruction
 from tandem_attn.emulator.events import AccessKind, Fence, Proxy, Space
 from tandem_attn.emulator.machine.async_ops import AsyncOp
 from tandem_attn.emulator.machine.cta import CTA
+from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, Layout, gather, layout, to_float, wgmma_descriptor
 from tandem_attn.emulator.ops import tensor_core
 from tandem_attn.emulator.ops.access import Array, compact, reader, uniform
-from tandem_attn.emulator.ops.groups import add_to_group, commit, wait
-from tandem_attn.emulator.ops.in_flight import InFlight, release
-from tandem_attn.emulator.ops.registry import Handler, machine
+from tandem_attn.emulator.ops.groups import add_to_group, commit, groups_of, wait
+from tandem_attn.emulator.machine.in_flight import InFlight, bits
+from tandem_attn.emulator.ops.registry import Handler, machine, together
 from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Reg, Vector
 
 SECTION = "Asynchronous Warpgroup Level Matrix Instructions: "
 _K_BYTES = 32
+GROUP = 4  # warps of a warpgroup
 DTYPE = {"f32": np.float32, "f16": np.float16, "s32": np.int32}
 KEPT_TILES = 512  # converted operands that a CTA keeps
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
@@ -89,6 +91,7 @@ def parse(ins: Instruction) -> Form:
 @machine("wgmma.mma_async", section=SECTION + "wgmma.mma_async")
 def mma_async(ins: Instruction) -> Handler:
     form = parse(ins)
+    written, read = bits(form.d), bits(form.a)
     a = uniform(ins.operands[1], np.uint64) if not form.a else None
     b = uniform(ins.operands[2], np.uint64)
     scale_d = reader(ins.operands[3], np.bool_)
@@ -103,13 +106,23 @@ def mma_async(ins: Instruction) -> Handler:
         op.stages = [_partner]
         work.op = op
         add_to_group(w, "wgmma", (0,), op)
-        for slot in form.d:
-            w.in_flight["r", slot] = InFlight(op, ins, writes=True, chain=ins.opcode)
-        for slot in form.a:
-            w.in_flight["r", slot] = InFlight(op, ins, writes=False)
+        w.flight.add(InFlight(op, ins, written, read, chain=ins.opcode))
         w.wgmma_open.append(work)
 
-    return run
+    def team(t: Team) -> bool:
+        """One operation stands for the parts of all four warps."""
+        w = t.first
+        if t.count != GROUP:
+            return False
+        op = AsyncOp("wgmma", w, 0xFFFFFFFF, ins.index, [_partner], order=("wgmma", w.cta.linear, w.index // GROUP), via="wgmma-group")
+        for each in t.warps:
+            work = Work(form, each, a(each, None) if a is not None else 0, b(each, None), bool(scale_d(each)[0]), op)
+            groups_of(each, "wgmma", 0).open.append(op)
+            each.flight.add(InFlight(op, ins, written, read, chain=ins.opcode))
+            each.wgmma_open.append(work)
+        return True
+
+    return together(run, team)
 
 
 @machine("wgmma.fence", section=SECTION + "wgmma.fence")
@@ -118,7 +131,7 @@ def fence(ins: Instruction) -> Handler:
         if w.cta.machine.observed:
             w.cta.machine.emit(Fence(w.agent, w.cta.machine.site(ins.index), "wgmma.fence", w.lane_bits(m)))
 
-    return run
+    return together(run, lambda _: True)
 
 
 @machine("wgmma.commit_group", section=SECTION + "wgmma.commit_group")
@@ -155,10 +168,18 @@ def wait_group(ins: Instruction) -> Handler:
     def run(w: Warp, m: Array | None) -> Blocked | None:
         why = wait(w, "wgmma", lane, keep(w, m), False, ins.index)
         if why is None:
-            release(w, lambda item: item.op.done)
+            w.flight.release(lambda item: item.op.done)
         return why
 
-    return run
+    def team(t: Team) -> bool:
+        for w in t.warps:
+            groups = groups_of(w, "wgmma", 0)
+            count = len(groups.committed) - keep(w, None)
+            if any(not op.done for group in groups.committed[: max(0, count)] for op in group):
+                return False
+        return all(run(w, None) is None for w in t.warps)
+
+    return together(run, team)
 
 
 # ---- execution
@@ -193,7 +214,7 @@ def continues(first: Work, second: Work) -> bool:
 
 def launch(chain: list[list[Work]]) -> None:
     """Start instructions that all four warps have committed: at once for the warpgroup, and for steps along K on one accumulator."""
-    ops = [p.op for parts in chain for p in parts if p.op is not None]
+    ops = list(dict.fromkeys(p.op for parts in chain for p in parts if p.op is not None))
     last = ops[-1]
     last.partners = tuple(ops[:-1])
     last.stages = [lambda: execute(chain)]
@@ -238,13 +259,19 @@ def check_read(w: Warp, cta: CTA, where: Layout, what: str) -> None:
         cta.machine.report(fault, w, op.index if op is not None else w.current)
 
 
-def registers_a(parts: list[Work], form: Form) -> tensor_core.Operand:
+def registers_a(chain: list[list[Work]]) -> tensor_core.Operand:
     """A from registers: each warp holds 16 rows of 32 bytes in four registers (rows 0-7 and 8-15, bytes 0-15 and 16-31)."""
-    raw = np.empty((4, 2, 8, 2, 16), np.uint8)
-    for i, part in enumerate(parts):
-        regs = part.warp.Ru[list(form.a)].view(np.uint8).reshape(2, 2, 8, 16)  # (k half, row half, row, byte)
-        raw[i] = regs.transpose(1, 2, 0, 3)
-    return tensor_core.operand(to_float(raw.reshape(64, 32).view(f"u{ELEMENT_BYTES[form.a_kind]}"), form.a_kind), form.a_kind)
+    kind = chain[0][0].form.a_kind
+    slots = compact([slot for parts in chain for slot in parts[0].form.a])
+    words = np.ascontiguousarray(registers(chain[0])[slots]).view(np.complex128)  # four lanes: 16 bytes of one row
+    raw = np.ascontiguousarray(words.reshape(len(chain), 2, 2, GROUP, 8).transpose(3, 2, 4, 0, 1))  # warp, row half, row, step, k half
+    return tensor_core.operand(to_float(raw.reshape(64, -1).view(f"u{ELEMENT_BYTES[kind]}"), kind), kind)
+
+
+def registers(parts: list[Work]) -> Array:
+    """The 32-bit registers of a warpgroup: [slot, warp, lane]."""
+    warp = parts[0].warp
+    return warp.cta.files[warp.index // GROUP].r
 
 
 def execute(chain: list[list[Work]]) -> None:
@@ -252,7 +279,7 @@ def execute(chain: list[list[Work]]) -> None:
     first = chain[0]
     form, w = first[0].form, first[0].warp
     if form.a:
-        left = tensor_core.joined([registers_a(parts, parts[0].form) for parts in chain])
+        left = registers_a(chain)
     else:
         left = tile(w, chain, tuple(wgmma_descriptor(parts[0].a) for parts in chain), 64, form.a_kind, form.mn_a)
     right = tile(w, chain, tuple(wgmma_descriptor(parts[0].b) for parts in chain), form.n, form.b_kind, form.mn_b)
@@ -261,30 +288,31 @@ def execute(chain: list[list[Work]]) -> None:
     slots = compact(list(form.d))
     total = accumulators(first, slots) if first[0].accumulate else np.zeros((64, form.n), DTYPE[form.d_kind])
     k = left.values.shape[1] // len(chain)
-    for start in range(0, k * len(chain), k):
-        total = step(form, left.part(slice(start, start + k)), right.part(slice(start, start + k)), total)
+    total = product(form, left, right, total, k)
     w.cta.machine.statistics.mma_flops += 2 * 64 * form.n * k * len(chain)
-    # (warp, row half, row, column group, thread in quad, pair) -> per warp: register (group, row half, pair) x lane (row, thread)
-    order = (0, 3, 1, 5, 2, 4) if form.d_kind != "f16" else (0, 3, 1, 2, 4, 5)  # a register of f16 holds the pair
-    fragments = np.ascontiguousarray(total.reshape(4, 2, 8, form.n // 8, 4, 2).transpose(order)).view(np.uint32).reshape(4, -1, 32)
-    for part, new in zip(first, fragments, strict=True):
-        part.warp.Ru[slots] = new
+    # (warp, row half, row, column group, thread in quad, pair) -> register (group, row half, pair) x warp x lane (row, thread)
+    order = (3, 1, 5, 0, 2, 4) if form.d_kind != "f16" else (3, 1, 0, 2, 4, 5)  # a register of f16 holds the pair
+    fragments = np.ascontiguousarray(total.reshape(4, 2, 8, form.n // 8, 4, 2).transpose(order)).view(np.uint32)
+    registers(first)[slots] = fragments.reshape(-1, GROUP, 32)
 
 
 def accumulators(parts: list[Work], slots: Any) -> Array:
     """The four warps' registers of D as a (64, n) matrix."""
     form = parts[0].form
-    raw = np.stack([part.warp.Ru[slots] for part in parts]).view(DTYPE[form.d_kind])
+    raw = np.ascontiguousarray(registers(parts)[slots]).view(DTYPE[form.d_kind])
     if form.d_kind == "f16":
-        return raw.reshape(4, form.n // 8, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4, 5).reshape(64, form.n)
-    return raw.reshape(4, form.n // 8, 2, 2, 8, 4).transpose(0, 2, 4, 1, 5, 3).reshape(64, form.n)
+        return raw.reshape(form.n // 8, 2, GROUP, 8, 4, 2).transpose(2, 1, 3, 0, 4, 5).reshape(64, form.n)
+    return raw.reshape(form.n // 8, 2, 2, GROUP, 8, 4).transpose(3, 1, 4, 0, 5, 2).reshape(64, form.n)
 
 
-def step(form: Form, left: tensor_core.Operand, right: tensor_core.Operand, total: Array) -> Array:
-    """One instruction's product added to the accumulators."""
+def product(form: Form, left: tensor_core.Operand, right: tensor_core.Operand, total: Array, k: int) -> Array:
+    """Products of k places each added to the accumulators, one after the other."""
     if form.d_kind == "s32":
-        wide = (left.values @ right.values.T).astype(np.int64) + total
-        return (np.clip(wide, -(2**31), 2**31 - 1) if form.saturate else wide).astype(np.int32)
+        for start in range(0, left.values.shape[1], k):
+            a, b = (x.values[:, start : start + k].astype(np.int64) for x in (left, right))
+            wide = a @ b.T + total
+            total = (np.clip(wide, -(2**31), 2**31 - 1) if form.saturate else wide).astype(np.int32)
+        return total
     if form.a_kind in ("e4m3", "e5m2"):
-        return tensor_core.multiply_add(left, right, total, tensor_core.FP8_FRACTION, tensor_core.FP8_FRACTION)
-    return tensor_core.multiply_add(left, right, total)
+        return tensor_core.accumulate(left, right, total, k, tensor_core.FP8_FRACTION, tensor_core.FP8_FRACTION)
+    return tensor_core.accumulate(left, right, total, k)
