@@ -19,10 +19,10 @@ from typing import Any
 
 @cache
 def generator() -> str:
-    """What the IR of an instruction depends on, as part of the cache key: the sources of the semantics and of the code generator."""
+    """What the IR of a segment depends on, as part of the cache key: the sources of semantics, code generator, parser and register file."""
     digest = hashlib.sha256()
     package = Path(__file__).parent.parent
-    for path in sorted((*package.glob("codegen/*.py"), *package.glob("ops/*.py"))):
+    for path in sorted(path for folder in ("codegen", "memory", "ops", "ptx") for path in package.glob(f"{folder}/*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

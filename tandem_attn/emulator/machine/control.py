@@ -52,6 +52,7 @@ class Control:
         segments = self.program.segments
         functions = self.machine.segments
         settled = functions.settled
+        suspicious = self.watch.suspicious
         stack = warp.stack
         jumps = 0
         random_order = self.machine.schedule == "random"
@@ -68,7 +69,7 @@ class Control:
             segment = segments[at]
             if path is not None:
                 path.append(at)
-            if warp.flight.items or warp.unwritten:
+            if warp.flight.items or warp.unwritten or at in suspicious:
                 self.watch.check(warp, segment)
             function = settled[at] if frame.mask is None else None
             if function is not None:
@@ -108,7 +109,7 @@ class Control:
     def run_team(self, team: Team) -> list[Warp]:
         """Until a warp blocks, yields or ends, or their ways part; returns those that go on alone."""
         segments, functions, teams = self.program.segments, self.machine.segments, self.machine.segments.teams
-        warps = team.warps
+        warps, suspicious = team.warps, self.watch.suspicious
         frames = [warp.stack[0] for warp in warps]
         jumps = 0
         while True:
@@ -118,7 +119,7 @@ class Control:
             if at == EXIT or kind not in TOGETHER:
                 return warps
             for warp in warps:
-                if warp.flight.items or warp.unwritten:
+                if warp.flight.items or warp.unwritten or at in suspicious:
                     self.watch.check(warp, segment)
             function = teams[at]
             if function is not None:

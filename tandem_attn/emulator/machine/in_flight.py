@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tandem_attn.emulator.machine.warp import Warp
 
 Key = tuple[str, int]
+_MMA = "wgmma.mma_async"
 
 
 @dataclass(slots=True)
@@ -81,7 +82,8 @@ class Uses:
     names: dict[Key, str]
     touched: int = 0
     written: int = 0
-    opcode: str = ""  # of its only instruction
+    chains: dict[str, int] = field(default_factory=dict)  # those touched by wgmma as accumulators alone, by its opcode
+    inside: list[tuple[str, Instruction, int]] = field(default_factory=list)  # register, operation, first use of it while in flight
 
 
 class Watch:
@@ -91,15 +93,25 @@ class Watch:
         self.machine = machine
         self.code = machine.program.code
         self.known: dict[int, Uses] = {}
+        starting = [s for s in machine.program.segments if any(_starts(i) for i in self.code[s.start : s.end])]
+        self.suspicious = frozenset(s.index for s in starting if self.uses(s).inside)  # segments that use what they have started
+
+    def uses(self, segment: Segment) -> Uses:
+        found = self.known.get(segment.index)
+        if found is None:
+            found = self.known[segment.index] = self.scan(segment)
+        return found
 
     def check(self, warp: Warp, segment: Segment) -> None:
-        uses = self.known.get(segment.index)
-        if uses is None:
-            uses = self.known[segment.index] = self.scan(segment)
+        uses = self.uses(segment)
         if warp.unwritten:
             self.check_written(warp, uses)
+        for name, ins, index in uses.inside:
+            self.add(warp, name, ins, index)
         flight = warp.flight
-        hit = uses.touched & flight.writes & ~flight.chains.get(uses.opcode, 0) | uses.written & flight.reads
+        hit = uses.touched & flight.writes | uses.written & flight.reads
+        for opcode, mask in uses.chains.items():
+            hit |= mask & flight.writes & ~flight.chains.get(opcode, 0)
         while hit:
             slot = (hit & -hit).bit_length() - 1
             hit &= hit - 1
@@ -121,21 +133,49 @@ class Watch:
             index = uses.reads.get(key, index)
         if index is None or (item.chain and self.code[index].opcode == item.chain):
             return
-        kind = "tmem-load-use" if item.op.kind == "tcgen05.ld" else "register-in-flight"
-        message = f"{uses.names[key]} is used while `{item.ins.opcode}` of PTX line {item.ins.line} may still be in flight"
-        self.machine.report(Fault(kind, message), warp, index)
+        self.add(warp, uses.names[key], item.ins, index)
         warp.flight.forget(slot)
+
+    def add(self, warp: Warp, name: str, ins: Instruction, index: int) -> None:
+        kind = "tmem-load-use" if ins.opcode.startswith("tcgen05.ld") else "register-in-flight"
+        message = f"{name} is used while `{ins.opcode}` of PTX line {ins.line} may still be in flight"
+        self.machine.report(Fault(kind, message), warp, index)
 
     def scan(self, segment: Segment) -> Uses:
         uses = Uses({}, {}, {})
+        started: list[tuple[Instruction, int, int]] = []
         for i in range(segment.start, segment.end):
             ins = self.code[i]
+            self.scan_uses(uses, started, ins)
+            if _starts(ins):
+                written = bits(r.slot for r in results(ins) if r.cls == "r")
+                started.append((ins, written, bits(r.slot for r in sources(ins) if r.cls == "r") & ~written))
             for regs, table in ((sources(ins), uses.reads), (results(ins), uses.writes)):
                 for reg in regs:
                     table.setdefault((reg.cls, reg.slot), i)
                     uses.names[reg.cls, reg.slot] = reg.name
-        uses.touched = bits(slot for cls, slot in uses.names if cls == "r")
-        uses.written = bits(slot for cls, slot in uses.writes if cls == "r")
-        if segment.end == segment.start + 1:
-            uses.opcode = self.code[segment.start].opcode
         return uses
+
+    @staticmethod
+    def scan_uses(uses: Uses, started: list[tuple[Instruction, int, int]], ins: Instruction) -> None:
+        """Add the 32-bit registers of an instruction, and what it does to those of operations started in the same segment."""
+        read, written = (bits(r.slot for r in regs if r.cls == "r") for regs in (sources(ins), results(ins)))
+        accumulates = ins.opcode.startswith(_MMA)
+        if accumulates:
+            uses.chains[ins.opcode] = uses.chains.get(ins.opcode, 0) | written
+            uses.touched |= read & ~written
+        else:
+            uses.touched |= read | written
+        uses.written |= written
+        for other, writes, reads in started:
+            chained = accumulates and other.opcode == ins.opcode
+            hit = (read & ~written if chained else read | written) & writes | written & reads
+            if hit:
+                slot = (hit & -hit).bit_length() - 1
+                name = next(r.name for r in (*sources(ins), *results(ins)) if (r.cls, r.slot) == ("r", slot))
+                uses.inside.append((name, other, ins.index))
+
+
+def _starts(ins: Instruction) -> bool:
+    """Whether registers of the instruction are in flight behind it."""
+    return ins.opcode.startswith((_MMA, "tcgen05.ld")) and ins.predicate is None
