@@ -6,7 +6,7 @@ variables, and those that are live behind the segment are written back at its en
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -298,15 +298,15 @@ class NumpyBuilder(Builder):
 
 
 def compile_range(
-    program: Program, start: int, end: int, live: set[tuple[str, int]], masked: bool, resolve: Callable[[str], Reg],
+    program: Program, indices: Sequence[int], live: set[tuple[str, int]], masked: bool, resolve: Callable[[str], Reg],
     handler: Callable[[int], Handler], team: bool = False,
 ) -> Callable[[Any, Any], None]:  # fmt: skip
-    """A function of instructions start .. end - 1: f(warp, mask), or with `team` f(team, None).
+    """A function of some instructions: f(warp, mask), or with `team` f(team, None).
 
     `live` are the registers that must be in the register file behind it.
     """
     b = NumpyBuilder(resolve, masked, team)
-    for i in range(start, end):
+    for i in indices:
         ins = program.code[i]
         b.begin(ins)
         semantic = lookup(ins).pure
@@ -318,7 +318,7 @@ def compile_range(
             b.machine(ins, name)
     b.guard = b.predicate = None
     b.write_back(live)
-    return _function(b, f"<PTX instructions {start} .. {end - 1}>")
+    return _function(b, f"<PTX instructions {indices[0]} .. {indices[-1]}>")
 
 
 def _function(b: NumpyBuilder, label: str) -> Callable[[Any, Any], None]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tandem_attn.emulator.codegen import llvm_backend, native
 from tandem_attn.emulator.codegen.numpy_backend import compile_range
 from tandem_attn.emulator.ops.registry import Handler, lookup
 from tandem_attn.emulator.ptx.link import Links
-from tandem_attn.emulator.ptx.nodes import Reg
+from tandem_attn.emulator.ptx.nodes import Instruction, Reg
 from tandem_attn.emulator.ptx.operands import results, sources
 from tandem_attn.emulator.ptx.program import Program, Segment
 
@@ -62,7 +62,7 @@ class NumpySegments:
 
     def make_team(self, segment: Segment) -> Function | None:
         end = self.end_of(segment)
-        return None if end == segment.start else self.range(segment.start, end, self.live_behind(segment), False, team=True)
+        return None if end == segment.start else self.range(range(segment.start, end), self.live_behind(segment), False, team=True)
 
     def timed(self, make: Callable[[], Any]) -> Any:
         began = time.perf_counter()
@@ -79,7 +79,7 @@ class NumpySegments:
         end = self.end_of(segment)
         if end == segment.start:
             return None
-        return self.range(segment.start, end, self.live_behind(segment), masked)
+        return self.range(range(segment.start, end), self.live_behind(segment), masked)
 
     def live_behind(self, segment: Segment) -> set[Key]:
         """Registers that are read behind the generated part."""
@@ -89,8 +89,8 @@ class NumpySegments:
             live |= {(r.cls, r.slot) for r in sources(last) + results(last)}
         return live
 
-    def range(self, start: int, end: int, live: set[Key], masked: bool, team: bool = False) -> Function:
-        return compile_range(self.program, start, end, live, masked, self.resolve, self.handler, team)
+    def range(self, indices: Sequence[int], live: set[Key], masked: bool, team: bool = False) -> Function:
+        return compile_range(self.program, indices, live, masked, self.resolve, self.handler, team)
 
     def resolve(self, name: str) -> Reg:
         return self.links.registers[name]
@@ -121,13 +121,13 @@ class LlvmSegments(NumpySegments):
 
     def settle(self, segment: Segment, function: Function | None) -> None:
         """Until it is hot a segment is counted; one without a pure run long enough stays in NumPy."""
-        if function is None or self.counts[segment.index] >= self.hot or not any(fast for fast, _, _ in self.pieces(segment)):
+        if function is None or self.counts[segment.index] >= self.hot or not any(fast for fast, _ in self.pieces(segment)):
             super().settle(segment, function)
 
     def run(self, segment: Segment, warp: Any, mask: Any) -> None:
         if mask is None:
             count = self.counts[segment.index] = self.counts.get(segment.index, 0) + 1
-            if count == self.hot or (count == 1 and self.compiler.cached(f"s{segment.index}_0")):
+            if count == self.hot or (count == 1 and self.compiler.cached(self.first(segment))):
                 made = self.timed(lambda: self.compiled(segment))
                 if made is not None:
                     super().settle(segment, made)
@@ -143,7 +143,7 @@ class LlvmSegments(NumpySegments):
         known = self.cold_teams.get(index)
         if known is None:
             known = self.cold_teams[index] = self.timed(lambda: self.make_team(segment)) or _nothing
-        if count >= self.hot or (before == 0 and self.compiler.cached(f"s{index}_0")):
+        if count >= self.hot or (before == 0 and self.compiler.cached(self.first(segment))):
             made = self.timed(lambda: self.compiled(segment, team=True))
             self.teams[index] = made if made is not None else known
             if made is not None:
@@ -151,38 +151,56 @@ class LlvmSegments(NumpySegments):
                 return
         known(team, None)
 
-    def pieces(self, segment: Segment) -> list[tuple[bool, int, int]]:
-        """(native, start, end) of alternating runs of pure and of other instructions."""
-        found: list[tuple[bool, int, int]] = []
+    def pieces(self, segment: Segment) -> list[tuple[bool, list[int]]]:
+        """(native, instructions) of alternating runs of pure and of other instructions, in an order that leaves few runs.
+
+        A pure instruction joins the run of pure ones before it, unless an instruction between depends on it, or it on that one.
+        """
+        found: list[tuple[bool, list[int]]] = []
+        read: set[Key] = set()  # by the instructions behind the last run of pure ones
+        written: set[Key] = set()
         for i in range(segment.start, self.end_of(segment)):
             ins = self.program.code[i]
-            pure = lookup(ins).pure is not None and ins.name not in _MEMORY
-            if found and found[-1][0] == pure:
-                found[-1] = (pure, found[-1][1], i + 1)
-            else:
-                found.append((pure, i, i + 1))
-        merged: list[tuple[bool, int, int]] = []
-        for pure, start, end in found:  # short pure runs stay with their neighbours in NumPy
-            fast = pure and end - start >= SMALL
+            gets, sets = ({(r.cls, r.slot) for r in regs} for regs in (sources(ins), results(ins)))
+            if lookup(ins).pure is None or ins.name in _MEMORY:
+                if not found or found[-1][0]:
+                    found.append((False, []))
+                found[-1][1].append(i)
+                read |= gets
+                written |= sets
+                continue
+            last = next((run for pure, run in reversed(found) if pure), None)
+            if last is None or gets & written or sets & (read | written):
+                last = []
+                found.append((True, last))
+                read, written = set(), set()
+            last.append(i)
+        merged: list[tuple[bool, list[int]]] = []
+        for pure, run in found:  # short pure runs stay with their neighbours in NumPy
+            fast = pure and len(run) >= SMALL
             if merged and not fast and not merged[-1][0]:
-                merged[-1] = (False, merged[-1][1], end)
+                merged[-1][1].extend(run)
             else:
-                merged.append((fast, start, end))
+                merged.append((fast, run))
         return merged
+
+    def first(self, segment: Segment) -> str:
+        """The name of the segment's first native part."""
+        return next((f"s{segment.index}_{n}" for n, (fast, _) in enumerate(self.pieces(segment)) if fast), "none")
 
     def compiled(self, segment: Segment, team: bool = False) -> Function | None:
         pieces = self.pieces(segment)
-        if not any(fast for fast, _, _ in pieces):
+        if not any(fast for fast, _ in pieces):
             return None
         live = self.live_behind(segment)
         steps: list[Function] = []
         for number in range(len(pieces) - 1, -1, -1):
-            fast, start, end = pieces[number]
-            code = self.program.code[start:end]
+            fast, run = pieces[number]
+            code = [self.program.code[i] for i in run]
             if fast:
-                steps.append(self.native_step(f"s{segment.index}_{number}", start, end, set(live)))
+                steps.append(self.native_step(f"s{segment.index}_{number}", code, set(live)))
             else:
-                steps.append(self.range(start, end, set(live), False, team))
+                steps.append(self.range(run, set(live), False, team))
             live |= {(r.cls, r.slot) for ins in code for r in sources(ins)}
         steps.reverse()
         if len(steps) == 1:
@@ -194,11 +212,11 @@ class LlvmSegments(NumpySegments):
 
         return run
 
-    def native_step(self, name: str, start: int, end: int, live: set[Key]) -> Function:
+    def native_step(self, name: str, code: list[Instruction], live: set[Key]) -> Function:
         found = self.natives.get(name)
         if found is not None:
             return found
-        function = self.compiler.function(name, lambda: llvm_backend.function_text(name, self.program.code[start:end], live, self.resolve))
+        function = self.compiler.function(name, lambda: llvm_backend.function_text(name, code, live, self.resolve))
 
         def run(warp: Any, mask: Any) -> None:
             del mask

@@ -119,9 +119,10 @@ class Launch:
         lanes = np.arange(32)
         thread = lanes + 32 * warp.index
         bx, by, _ = self.block
+        if base == "tid":
+            return (thread % bx, thread // bx % by, thread // (bx * by))[i] if i < 3 else 0
         in_cluster = [w % c for w, c in zip(cta.where, self.cluster, strict=True)]
         vectors: dict[str, Sequence[Any]] = {
-            "tid": (thread % bx, thread // bx % by, thread // (bx * by)),
             "ntid": self.block,
             "ctaid": cta.where,
             "nctaid": self.grid,

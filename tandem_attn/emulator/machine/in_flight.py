@@ -92,9 +92,15 @@ class Watch:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.code = machine.program.code
-        self.known: dict[int, Uses] = {}
-        starting = [s for s in machine.program.segments if any(_starts(i) for i in self.code[s.start : s.end])]
-        self.suspicious = frozenset(s.index for s in starting if self.uses(s).inside)  # segments that use what they have started
+        self.known: dict[int, Uses] = machine.program.uses
+        if not self.known:
+            for segment in machine.program.segments:
+                self.uses(segment)
+        # Segments that use what they have started themselves, if that is of interest.
+        self.suspicious = frozenset(i for i, uses in self.known.items() if any(self.asked(ins) for _, ins, _ in uses.inside))
+
+    def asked(self, ins: Instruction) -> bool:
+        return self.machine.check_load_use or not ins.opcode.startswith("tcgen05.ld")
 
     def uses(self, segment: Segment) -> Uses:
         found = self.known.get(segment.index)
@@ -106,8 +112,9 @@ class Watch:
         uses = self.uses(segment)
         if warp.unwritten:
             self.check_written(warp, uses)
-        for name, ins, index in uses.inside:
-            self.add(warp, name, ins, index)
+        for name, ins, index in uses.inside if segment.index in self.suspicious else ():
+            if self.asked(ins):
+                self.add(warp, name, ins, index)
         flight = warp.flight
         hit = uses.touched & flight.writes | uses.written & flight.reads
         for opcode, mask in uses.chains.items():

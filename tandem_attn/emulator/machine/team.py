@@ -54,11 +54,13 @@ class Team:
                 self.acting = warp
                 handler(warp, None)
             return
-        active = np.broadcast_to(guard, (self.count, WARP))
-        for warp, mask in zip(self.warps, active, strict=True):
-            if mask.any():
-                self.acting = warp
-                handler(warp, mask)
+        raw = guard.tobytes() if guard.ndim == 2 else guard.tobytes() * self.count
+        at = raw.find(1)
+        while at >= 0:  # the next warp with an active lane
+            i = at // WARP
+            self.acting = self.warps[i]
+            handler(self.acting, np.frombuffer(raw, np.bool_, WARP, i * WARP))
+            at = raw.find(1, (i + 1) * WARP)
 
     # ---- shared memory
     def load_shared(self, address: Array, offset: int, dtype: Any, count: int, mask: Array | None, index: int) -> Array:

@@ -116,16 +116,28 @@ def barrier(ins: Instruction) -> Handler:
         return Blocked(f"waits at barrier {bar.number}: {bar.arrived} of {bar.expected} threads came (warps {sorted(bar.members)})")
 
     def team(t: Team) -> bool:
-        """The barrier is for these warps alone."""
-        w = t.first
-        bar = w.cta.barrier(number(w, None))
-        if op != "sync" or bar.arrived or any(each.stack[0].arrived is not None for each in t.warps):
+        """All arrive at one barrier, and do not have to wait; nothing is wrong with their counts."""
+        given = {(number(w, None), count(w, None) if count is not None else 0) for w in t.warps}
+        which, expected = given.pop()
+        bar = t.cta.barrier(which)
+        expected = expected or -(-t.cta.live_threads() // 32) * 32
+        total = bar.arrived + 32 * t.count
+        wrong = given or expected % 32 or total > expected or (bar.arrived and expected != bar.expected)
+        if wrong or op == "red" or bar.votes or any(w.stack[0].arrived is not None or w.index in bar.members for w in t.warps):
             return False
-        if any((number(each, None), count(each, None) if count is not None else 0) != (bar.number, 32 * t.count) for each in t.warps):
-            return False
-        bar.expected = 32 * t.count
-        bar.phase += 1
-        w.cta.machine.progress += 1
+        if total < expected:
+            if op == "sync":
+                return False
+            bar.expected, bar.arrived = expected, total
+            bar.members += [w.index for w in t.warps]
+            return True
+        bar.expected, bar.arrived, bar.phase, bar.outcome = expected, 0, bar.phase + 1, []
+        bar.members.clear()
+        engine = t.cta.machine
+        engine.progress += 1
+        waiting, bar.waiting = bar.waiting, []
+        for other in waiting:
+            engine.wake(other)
         return True
 
     return together(run, team)

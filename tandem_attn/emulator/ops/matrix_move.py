@@ -92,7 +92,7 @@ def stmatrix(ins: Instruction) -> Handler:
                 halves = square.view(np.uint16).reshape(8, 8)
                 rows.append(np.ascontiguousarray(halves.T if trans else halves).view(np.uint8))
         shared.data[offsets[:, None] + np.arange(size)] = np.concatenate(rows)
-        shared.version += 1
+        shared.changed_at(offsets)
         shared.mark(offsets, size)
 
     return run

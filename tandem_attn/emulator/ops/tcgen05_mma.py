@@ -128,14 +128,23 @@ def mma(ins: Instruction) -> Handler:
 
 def submit(w: Warp, ins: Instruction, lane: int, work: Mma) -> None:
     """Start it. Steps along K on one accumulator are carried out together, but for a judge that wants to see each."""
-    op = AsyncOp("tcgen05.mma", w, 1 << lane, ins.index, [lambda: execute(w, [work])], order=order_key(w), via="tcgen05-order")
     engine = w.cta.machine
-    if not engine.observed and not work.scale:
-        if not work.accumulate:
-            w.mma_chain += 1
-        op.batch = (w, w.mma_chain, work.shape, work.group, work.ws, work.d, work.a_tmem, work.disabled)
-        op.together = lambda ops: execute(w, [each.work for each in ops])
-        op.work = work
+    key = order_key(w)
+    if engine.observed or work.scale:
+        op = AsyncOp("tcgen05.mma", w, 1 << lane, ins.index, [lambda: execute(w, [work])], order=key, via="tcgen05-order")
+        engine.engine.submit(op)
+        return
+    if not work.accumulate:
+        w.mma_chain += 1
+    batch = (w, w.mma_chain, work.shape, work.group, work.ws, work.d, work.a_tmem, work.disabled)
+    queue = engine.engine.queues.get(key)
+    if queue and engine.engine.unseen and queue[-1].batch == batch:  # a further step of an operation that has not begun
+        queue[-1].work.append(work)
+        return
+    works = [work]
+    op = AsyncOp("tcgen05.mma", w, 1 << lane, ins.index, [lambda: execute(w, works)], order=key, via="tcgen05-order")
+    op.batch, op.work = batch, works
+    op.together = lambda ops: execute(w, [each for op in ops for each in op.work])
     engine.engine.submit(op)
 
 
@@ -175,7 +184,7 @@ def shared_operand(w: Warp, cta: CTA, raws: tuple[int, ...], rows: int, kind: st
     engine = cta.machine
     key = (raws, rows, kind, mn)
     kept = cta.tiles.get(key)
-    if kept is not None and kept[0] == cta.shared.version and not engine.observed:
+    if kept is not None and cta.shared.same_since(*kept[0]) and not engine.observed:
         found: Array = kept[1]
         return found
     element = ELEMENT_BYTES[kind]
@@ -191,7 +200,7 @@ def shared_operand(w: Warp, cta: CTA, raws: tuple[int, ...], rows: int, kind: st
     if len(cta.tiles) > KEPT_TILES:
         cta.tiles.clear()
     value = to_float(words, kind)
-    cta.tiles[key] = (cta.shared.version, value)
+    cta.tiles[key] = ((cta.shared.version, where.low, where.high), value)
     return value
 
 

@@ -145,7 +145,7 @@ def write_shared(w: Warp, cta: CTA, offset: int, raw: Array, row: int, tensor: t
     else:
         cta.shared.data.view(np.complex128)[swizzled(offset, raw.size, row, span, atom)] = raw.view(np.complex128)
     cta.shared.written[offset : offset + size] = True
-    cta.shared.version += 1
+    cta.shared.changed(offset, offset + size)
 
 
 def read_shared(w: Warp, cta: CTA, offset: int, size: int, row: int, tensor: tensormap.TensorMap) -> Array:

@@ -115,10 +115,13 @@ def mma_async(ins: Instruction) -> Handler:
         if t.count != GROUP:
             return False
         op = AsyncOp("wgmma", w, 0xFFFFFFFF, ins.index, [_partner], order=("wgmma", w.cta.linear, w.index // GROUP), via="wgmma-group")
+        given = {(a(each, None) if a is not None else 0, b(each, None), bool(scale_d(each)[0])) for each in t.warps}
+        if len(given) != 1:
+            return False
+        work, item = Work(form, w, *given.pop(), op), InFlight(op, ins, written, read, chain=ins.opcode)
         for each in t.warps:
-            work = Work(form, each, a(each, None) if a is not None else 0, b(each, None), bool(scale_d(each)[0]), op)
             groups_of(each, "wgmma", 0).open.append(op)
-            each.flight.add(InFlight(op, ins, written, read, chain=ins.opcode))
+            each.flight.add(item)
             each.wgmma_open.append(work)
         return True
 
@@ -190,6 +193,8 @@ def _partner() -> None:
 def checked(parts: list[Work]) -> list[Work]:
     """The parts of one instruction, which must agree. Raises Fault where they do not."""
     first = parts[0]
+    if all(p is first for p in parts):
+        return parts
     if any(p.form.index != first.form.index for p in parts):
         raise Fault("undefined", "the warps of a warpgroup execute different wgmma instructions")
     if len({(p.b, p.accumulate) for p in parts}) != 1 or (not first.form.a and len({p.a for p in parts}) != 1):
@@ -227,7 +232,7 @@ def tile(w: Warp, chain: list[list[Work]], steps: tuple[Descriptor, ...], rows: 
     engine = cta.machine
     key = (steps, rows, kind, mn)
     kept = cta.tiles.get(key)
-    if kept is not None and kept[0] == cta.shared.version and not engine.observed:
+    if kept is not None and cta.shared.same_since(*kept[0]) and not engine.observed:
         known: tensor_core.Operand = kept[1]
         return known
     element = ELEMENT_BYTES[kind]
@@ -236,7 +241,7 @@ def tile(w: Warp, chain: list[list[Work]], steps: tuple[Descriptor, ...], rows: 
     value = tensor_core.operand(to_float(gather(cta.shared.data, where, rows, element, mn), kind), kind)
     if len(cta.tiles) > KEPT_TILES:
         cta.tiles.clear()
-    cta.tiles[key] = (cta.shared.version, value)
+    cta.tiles[key] = ((cta.shared.version, where.low, where.high), value)
     for part in chain[0] if engine.observed else ():  # an observed chain is one instruction
         previous, engine.acting = engine.acting, part.op
         engine.access(part.warp, part.form.index, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, where.index * 16, 16)

@@ -61,6 +61,7 @@ class Program:
     at: dict[int, int] = field(default_factory=dict)  # instruction index -> segment that starts there
     exposed: frozenset[Reg] = frozenset()  # registers that some path may read before any write
     engines: dict[str, Any] = field(default_factory=dict)  # executable forms by backend, kept between runs
+    uses: dict[int, Any] = field(default_factory=dict)  # what `machine.in_flight` knows of segments
     findings: list[Any] | None = None  # reports of the checks of the text alone, once made
 
     @property
