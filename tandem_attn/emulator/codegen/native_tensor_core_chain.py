@@ -106,17 +106,17 @@ step_:
   %cexp = sub <16 x i32> %field, splat (i32 127)
   %zero = icmp eq <16 x i32> %size, zeroinitializer
   %c0 = select <16 x i1> %zero, <16 x i32> splat (i32 -700), <16 x i32> %cexp
-  %c16 = trunc <16 x i32> %c0 to <16 x i16>
   br label %find
 find:
   %kf = phi i64 [ %k0, %step_ ], [ %kf2, %find ]
-  %e0 = phi <16 x i16> [ %c16, %step_ ], [ %e2, %find ]
+  %e0 = phi <16 x i16> [ splat (i16 -700), %step_ ], [ %e2, %find ]
   %kf1 = add i64 %kf, 1
 {_exponent("%kf", "%e0", "e1")}{_exponent("%kf1", "%e1", "e2")}  %kf2 = add i64 %kf, 2
   %more_f = icmp ult i64 %kf2, %end
   br i1 %more_f, label %find, label %found
 found:
-  %e = sext <16 x i16> %e2 to <16 x i32>
+  %products = sext <16 x i16> %e2 to <16 x i32>
+  %e = call <16 x i32> @llvm.smax.v16i32(<16 x i32> %products, <16 x i32> %c0)
   %small = icmp slt <16 x i32> %e, splat (i32 {LEAST})
   %some = icmp sgt <16 x i32> %e, splat (i32 -600)
   %low = and <16 x i1> %small, %some

@@ -68,7 +68,7 @@ class Warp:
         self.local = np.zeros((WARP, cta.launch.local_bytes), np.uint8)
         self.local_views: dict[Any, Array] = {}
         self.agent = WarpAgent(cta.linear, cta.rank, index)
-        self.groups: dict[str, Any] = {}  # open and committed groups of asynchronous operations, by kind
+        self.groups: dict[tuple[str, int], Any] = {}  # open and committed groups of asynchronous operations, by kind and lane
         self.unwritten: set[tuple[str, int]] = set(cta.machine.exposed)  # registers to be reported when read, until written
         self.flight = Flight()  # registers that asynchronous operations read or write
         self.tmem_loads: list[Any] = []  # tcgen05.ld since the last wait::ld

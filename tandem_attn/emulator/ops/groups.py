@@ -23,10 +23,9 @@ class Groups:
 
 
 def groups_of(w: Warp, kind: str, lane: int) -> Groups:
-    table = w.groups.setdefault(kind, {})
-    if lane not in table:
-        table[lane] = Groups()
-    found: Groups = table[lane]
+    found: Groups | None = w.groups.get((kind, lane))
+    if found is None:
+        found = w.groups[kind, lane] = Groups()
     return found
 
 

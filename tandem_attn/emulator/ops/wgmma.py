@@ -21,7 +21,7 @@ from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, Layout, gather, layout, to_float, wgmma_descriptor
 from tandem_attn.emulator.ops import tensor_core
-from tandem_attn.emulator.ops.access import Array, compact, reader, uniform
+from tandem_attn.emulator.ops.access import Array, agreed, compact, reader, uniform
 from tandem_attn.emulator.ops.groups import add_to_group, commit, groups_of, wait
 from tandem_attn.emulator.machine.in_flight import InFlight, bits
 from tandem_attn.emulator.ops.registry import Handler, machine, together
@@ -53,7 +53,7 @@ class Form:
     index: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Work:
     """One instruction of one warp, waiting for its warpgroup."""
 
@@ -95,6 +95,7 @@ def mma_async(ins: Instruction) -> Handler:
     a = uniform(ins.operands[1], np.uint64) if not form.a else None
     b = uniform(ins.operands[2], np.uint64)
     scale_d = reader(ins.operands[3], np.bool_)
+    one_a, one_b, one_scale = agreed(ins.operands[1]) if not form.a else None, agreed(ins.operands[2]), agreed(ins.operands[3])
 
     def run(w: Warp, m: Array | None) -> None:
         if m is not None:
@@ -115,10 +116,10 @@ def mma_async(ins: Instruction) -> Handler:
         if t.count != GROUP:
             return False
         op = AsyncOp("wgmma", w, 0xFFFFFFFF, ins.index, [_partner], order=("wgmma", w.cta.linear, w.index // GROUP), via="wgmma-group")
-        given = {(a(each, None) if a is not None else 0, b(each, None), bool(scale_d(each)[0])) for each in t.warps}
-        if len(given) != 1:
+        left, right, enable = one_a(t) if one_a is not None else 0, one_b(t), one_scale(t)
+        if left is None or right is None or enable is None:
             return False
-        work, item = Work(form, w, *given.pop(), op), InFlight(op, ins, written, read, chain=ins.opcode)
+        work, item = Work(form, w, left, right, bool(enable), op), InFlight(op, ins, written, read, chain=ins.opcode)
         for each in t.warps:
             groups_of(each, "wgmma", 0).open.append(op)
             each.flight.add(item)
@@ -146,21 +147,23 @@ def commit_group(ins: Instruction) -> Handler:
         commit(w, "wgmma", np.zeros(1, np.int64), ins.index)
         opened, w.wgmma_open = w.wgmma_open, []
         w.wgmma_ready += opened
-        mates = w.cta.warps[w.index // 4 * 4 : w.index // 4 * 4 + 4]
+        mates = w.cta.warps[w.index // GROUP * GROUP : w.index // GROUP * GROUP + GROUP]
         count = min(len(mate.wgmma_ready) for mate in mates)
-        chain: list[list[Work]] = []
-        for i in range(count):
-            parts = checked([mate.wgmma_ready[i] for mate in mates])
-            if chain and not (continues(chain[-1][0], parts[0]) and not w.cta.machine.observed):
-                launch(chain)
-                chain = []
-            chain.append(parts)
-        if chain:
-            launch(chain)
+        start([checked([mate.wgmma_ready[i] for mate in mates]) for i in range(count)], w.cta.machine.observed)
         for mate in mates:
             del mate.wgmma_ready[:count]
 
-    return run
+    def team(t: Team) -> bool:
+        opened = t.first.wgmma_open
+        if any(w.wgmma_ready or w.wgmma_open != opened for w in t.warps):
+            return False
+        for w in t.warps:
+            commit(w, "wgmma", np.zeros(1, np.int64), ins.index)
+            w.wgmma_open = []
+        start([[work] * GROUP for work in opened], False)
+        return True
+
+    return together(run, team)
 
 
 @machine("wgmma.wait_group", section=SECTION + "wgmma.wait_group")
@@ -200,6 +203,18 @@ def checked(parts: list[Work]) -> list[Work]:
     if len({(p.b, p.accumulate) for p in parts}) != 1 or (not first.form.a and len({p.a for p in parts}) != 1):
         raise Fault("undefined", "the warps of a warpgroup pass different descriptors")
     return parts
+
+
+def start(instructions: list[list[Work]], observed: bool) -> None:
+    """Start instructions in order, those that continue each other along K as one."""
+    chain: list[list[Work]] = []
+    for parts in instructions:
+        if chain and not (continues(chain[-1][0], parts[0]) and not observed):
+            launch(chain)
+            chain = []
+        chain.append(parts)
+    if chain:
+        launch(chain)
 
 
 def continues(first: Work, second: Work) -> bool:
