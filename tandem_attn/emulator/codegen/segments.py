@@ -118,41 +118,50 @@ class LlvmSegments(NumpySegments):
         self.counts: dict[int, int] = {}
         self.cold_teams: dict[int, Function] = {}
         self.natives: dict[str, Function] = {}
+        self.arranged: dict[int, list[tuple[bool, list[int]]]] = {}
 
     def settle(self, segment: Segment, function: Function | None) -> None:
         """Until it is hot a segment is counted; one without a pure run long enough stays in NumPy."""
-        if function is None or self.counts[segment.index] >= self.hot or not any(fast for fast, _ in self.pieces(segment)):
+        if function is None or not any(fast for fast, _ in self.pieces(segment)):
             super().settle(segment, function)
 
     def run(self, segment: Segment, warp: Any, mask: Any) -> None:
-        if mask is None:
-            count = self.counts[segment.index] = self.counts.get(segment.index, 0) + 1
-            if count == self.hot or (count == 1 and self.compiler.cached(self.first(segment))):
-                made = self.timed(lambda: self.compiled(segment))
-                if made is not None:
-                    super().settle(segment, made)
-                    made(warp, None)
-                    return
+        if mask is None and self.ready(segment, 1):
+            made = self.timed(lambda: self.compiled(segment))
+            if made is not None:
+                super().settle(segment, made)
+                made(warp, None)
+                return
         super().run(segment, warp, mask)
 
     def run_team(self, segment: Segment, team: Any) -> None:
-        """An execution counts once for each warp."""
         index = segment.index
-        before = self.counts.get(index, 0)
-        count = self.counts[index] = before + team.count
-        known = self.cold_teams.get(index)
-        if known is None:
-            known = self.cold_teams[index] = self.timed(lambda: self.make_team(segment)) or _nothing
-        if count >= self.hot or (before == 0 and self.compiler.cached(self.first(segment))):
-            made = self.timed(lambda: self.compiled(segment, team=True))
-            self.teams[index] = made if made is not None else known
-            if made is not None:
+        ready = self.ready(segment, team.count)
+        made = self.timed(lambda: self.compiled(segment, team=True)) if ready else None
+        if made is None:
+            made = self.cold_teams.get(index)
+            if made is None:
+                made = self.cold_teams[index] = self.timed(lambda: self.make_team(segment)) or _nothing
+            if not ready and any(fast for fast, _ in self.pieces(segment)):
                 made(team, None)
                 return
-        known(team, None)
+        self.teams[index] = made
+        made(team, None)
+
+    def ready(self, segment: Segment, warps: int) -> bool:
+        """Count an execution; whether the segment is hot, or compiled already in an earlier process."""
+        count = self.counts[segment.index] = self.counts.get(segment.index, 0) + warps
+        return count >= self.hot or (count == warps and self.compiler.cached(self.first(segment)))
 
     def pieces(self, segment: Segment) -> list[tuple[bool, list[int]]]:
-        """(native, instructions) of alternating runs of pure and of other instructions, in an order that leaves few runs.
+        """(native, instructions) of alternating runs of pure and of other instructions."""
+        found = self.arranged.get(segment.index)
+        if found is None:
+            found = self.arranged[segment.index] = self.arrange(segment)
+        return found
+
+    def arrange(self, segment: Segment) -> list[tuple[bool, list[int]]]:
+        """The runs of a segment in an order that leaves few of them.
 
         A pure instruction joins the run of pure ones before it, unless an instruction between depends on it, or it on that one.
         """
