@@ -30,6 +30,30 @@ def test_operands_and_their_kinds():
     assert code[2].operands[2].as_float() == 1.0
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("(1 << 5) | 3", 35), ("-(7 - 2) * 3", -15), ("7 / -2", -3), ("-7 % 3", -1), ("~0 & 0xFF", 255), ("1 + 2 * 3 == 7", 1),
+        ("5 > 3 ? 10 : 20", 10), ("0 || 4", 1), ("2 && 0", 0), ("!3", 0), ("(.u64)-1 >> 60", 15), ("-1 >> 60", -1), ("-1 < 1", 1),
+        ("-1 < 1U", 0), ("1 ^ 3 | 4", 6), ("WARP_SZ * 4", 128), ("10 - 4 - 3", 3), ("0x10 + 010", 24), ("+5", 5), ("1 << 64", 0),
+    ],
+)  # fmt: skip
+def test_constant_expressions(text, value):
+    """PTX manual, "Constant Expressions", "Summary of Constant Expression Evaluation Rules": C's precedence, 64 bits."""
+    assert lines(f"    mov.b64 %rd1, {text};")[0].operands[1] == Imm(value)
+    address = lines(f"    ld.shared.b32 %r1, [%r2+({text})];")[0].operands[1]
+    assert address.offset == value
+
+
+def test_constant_expressions_of_floats_sizes_and_data():
+    assert lines("    mov.f64 %rd1, 1.5 * 2.0 - 0.5;")[0].operands[1].as_float() == 2.5
+    assert lines("    mov.f32 %f1, -0.5;")[0].operands[1].as_float() == -0.5
+    assert lines("    mov.b32 %r1, smem+4*(2+1);")[0].operands[1].offset == 12
+    module = parse(kernel("    .shared .b8 room[4 * 16 + 1];") + ".global .b32 data[2] = {1 << 4, -(2 + 3)};\n")
+    assert next(v for v in module.variables.values() if v.name.startswith("room")).size == 65
+    assert module.variables["data"].data == (16).to_bytes(4, "little") + (2**32 - 5).to_bytes(4, "little")
+
+
 def test_scopes_shadow_registers_and_labels():
     module = parse(
         kernel("""
@@ -100,6 +124,9 @@ JOIN: mov.b32 %r2, %r1;
         ("    add.s32 %r1 %r2;", ParseError, "expected ','"),
         ("    .mystery 3;", ParseError, "unknown directive"),
         ("    mov.b32 %r1, #;", ParseError, "unexpected character"),
+        ("    mov.b32 %r1, 4 / (2 - 2);", ParseError, "division by zero"),
+        ("    mov.b32 %r1, 4 + 1.5;", ParseError, "integer and floating-point"),
+        ("    mov.b32 %r1, (4 + 2;", ParseError, "expected ')'"),
         ("    frobnicate.b32 %r1, %r2;", UnsupportedInstruction, "frobnicate.b32 is not known"),
         ("    mov.b32 %r1, undefined_symbol;", ParseError, "'undefined_symbol' is not defined"),
         (

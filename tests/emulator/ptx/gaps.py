@@ -3,7 +3,6 @@
 import re
 
 GAPS: dict[str, str] = {
-    r"mov constant expression": "constant expressions with operators: no compiler at hand writes them",
     r"cp\.async.* span pitch, .*": "not recorded yet: it counts its packed or its padded bytes, one of the two waits never ends",
 }
 
