@@ -129,10 +129,23 @@ JOIN: mov.b32 %r2, %r1;
         ("    mov.b32 %r1, (4 + 2;", ParseError, "expected ')'"),
         ("    frobnicate.b32 %r1, %r2;", UnsupportedInstruction, "frobnicate.b32 is not known"),
         ("    mov.b32 %r1, undefined_symbol;", ParseError, "'undefined_symbol' is not defined"),
+        ("    tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r4], %r2, %p1;", UnsupportedInstruction, "sparse tcgen05.mma"),
+        ("    tcgen05.mma.cta_group::1.kind::f16.ashift [%r1], [%r3], %rd2, %r2, %p1;", UnsupportedInstruction, "convolution tcgen05.mma"),
         (
-            "    tcgen05.mma.cta_group::1.kind::mxf4.block_scale [%r1], %rd1, %rd2, %r2, [%r3], [%r4], %p1;",
+            "    tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale [%r1], %rd1, %rd2, %r2, [%r3], [%r4], %p1;",
             UnsupportedInstruction,
-            "not executed",
+            "no scale vector size",
+        ),
+        (
+            "    wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, %r1, 0, 1, 1, 1, 0, 0;",
+            UnsupportedInstruction,
+            "sparse wgmma",
+        ),
+        (
+            "    mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r1, %r2, %r3, %r4}, "
+            "{%f1, %f2, %f3, %f4}, %r1, 0;",
+            UnsupportedInstruction,
+            "sparse mma",
         ),
     ],
 )

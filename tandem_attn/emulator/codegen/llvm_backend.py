@@ -375,7 +375,10 @@ def _each_warp(name: str, body: list[str]) -> list[str]:
         head += [f"  %{cls}_at = getelementptr ptr, ptr %files, i64 {i}", f"  %{cls}_first = load ptr, ptr %{cls}_at, align 8"]
     head += ["  br label %warp", "warp:", "  %number = phi i64 [ 0, %entry ], [ %next, %behind ]"]
     for cls in FILES:
-        head += [f"  %{cls}_skip = mul i64 %number, {WARP * _FILE_BYTES[cls]}", f"  %{cls} = getelementptr i8, ptr %{cls}_first, i64 %{cls}_skip"]
+        head += [
+            f"  %{cls}_skip = mul i64 %number, {WARP * _FILE_BYTES[cls]}",
+            f"  %{cls} = getelementptr i8, ptr %{cls}_first, i64 %{cls}_skip",
+        ]
     tail = ["  br label %behind", "behind:", "  %next = add i64 %number, 1", "  %more = icmp ult i64 %next, %count"]
     return [*head, *body, *tail, "  br i1 %more, label %warp, label %done", "done:", "  ret void", "}"]
 

@@ -194,9 +194,7 @@ def packed(values: _F32, exponents: _I16) -> tuple[_F32, _I16]:
     return np.ascontiguousarray(out.reshape(shape).transpose(0, 2, 1)), np.ascontiguousarray(exp.reshape(shape).transpose(0, 2, 1))
 
 
-def accumulate(
-    a: _F32, a_exponents: _I16, b: tuple[_F32, _I16], c: _F32, step: int, fraction: int, mantissa: int
-) -> _F32 | None:
+def accumulate(a: _F32, a_exponents: _I16, b: tuple[_F32, _I16], c: _F32, step: int, fraction: int, mantissa: int) -> _F32 | None:
     """a (M, K), b packed, c (M, N): K / step instructions one after the other; None where the bounds do not hold."""
     call, _ = _function()
     m, k = a.shape

@@ -30,7 +30,9 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
     small = np.abs(out) < _NORMAL32
     doubtful |= small
     if _YES in doubtful.tobytes():
-        out[doubtful] = _odd_sum(np.broadcast_to(wide, out.shape)[doubtful], np.broadcast_to(c, out.shape)[doubtful].astype(np.float64)).astype(np.float32)
+        out[doubtful] = _odd_sum(
+            np.broadcast_to(wide, out.shape)[doubtful], np.broadcast_to(c, out.shape)[doubtful].astype(np.float64)
+        ).astype(np.float32)
     return out
 
 

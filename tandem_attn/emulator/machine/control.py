@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tandem_attn.emulator.errors import ExecutionError
+from tandem_attn.emulator.machine.in_flight import Watch
 from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Blocked, Frame, Warp
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.machine.in_flight import Watch
 from tandem_attn.emulator.ptx.nodes import Function, Group, Instruction, Operand, Reg, Symbol, Variable
 from tandem_attn.emulator.ptx.program import EXIT, Segment
 
@@ -47,7 +47,7 @@ class Control:
             found = self.orders[index] = (semantics, scope)
         return found
 
-    def run(self, warp: Warp, until: int = NEVER) -> bool:  # noqa: PLR0911, PLR0912 - the inner loop of the machine stays in one function
+    def run(self, warp: Warp, until: int = NEVER) -> bool:  # noqa: PLR0912 - the inner loop of the machine stays in one function
         """Until the warp blocks, yields or ends; or is whole and comes to segment `until`: True then."""
         segments = self.program.segments
         functions = self.machine.segments

@@ -108,7 +108,9 @@ class Team:
         return self._spread(got, chosen, count)
 
     def store_global(self, address: Array, offset: int, values: tuple[Array, ...], mask: Array | None, index: int) -> None:
-        self._each_store("store_global", address, offset, values, None if mask is None else np.broadcast_to(mask, (self.count, WARP)), index)
+        self._each_store(
+            "store_global", address, offset, values, None if mask is None else np.broadcast_to(mask, (self.count, WARP)), index
+        )
 
     def _global(self, address: Array, offset: int, size: int, mask: Array | None) -> Array | None:
         full = np.broadcast_to(address, (self.count, WARP))

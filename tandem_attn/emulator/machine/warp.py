@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem_attn.emulator.events import AccessKind, Proxy, Space, WarpAgent
+from tandem_attn.emulator.machine.in_flight import Flight
 from tandem_attn.emulator.memory.addresses import LOCAL_WINDOW, OFFSET_MASK, PARAM_WINDOW, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.registers import WARP, WARPS, RegisterFile
-from tandem_attn.emulator.machine.in_flight import Flight
 from tandem_attn.emulator.ptx.nodes import Reg
 
 if TYPE_CHECKING:

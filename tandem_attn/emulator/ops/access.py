@@ -180,4 +180,4 @@ def one_copy(lanes: Array, *operands: Array) -> tuple[Array, bool]:
 
 def compact(slots: list[int]) -> Any:
     """Register slots as an index: a slice where they are consecutive (as compilers number them), else the list."""
-    return slice(slots[0], slots[-1] + 1) if slots == list(range(slots[0], slots[0] + len(slots))) else slots
+    return slice(slots[0], slots[-1] + 1) if slots and slots == list(range(slots[0], slots[0] + len(slots))) else slots

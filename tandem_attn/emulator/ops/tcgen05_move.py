@@ -10,6 +10,7 @@ import numpy as np
 from tandem_attn.emulator.errors import UnsupportedInstruction
 from tandem_attn.emulator.events import AccessKind, Proxy, Space
 from tandem_attn.emulator.machine.async_ops import AsyncOp
+from tandem_attn.emulator.machine.in_flight import InFlight, bits
 from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.faults import Fault
@@ -21,7 +22,6 @@ from tandem_attn.emulator.ops.access import (
     reader,
     uniform,
 )
-from tandem_attn.emulator.machine.in_flight import InFlight, bits
 from tandem_attn.emulator.ops.registry import Handler, machine, together
 from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Memory, Reg
 

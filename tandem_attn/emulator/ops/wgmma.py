@@ -16,6 +16,7 @@ from tandem_attn.emulator.errors import UnsupportedInstruction
 from tandem_attn.emulator.events import AccessKind, Fence, Proxy, Space
 from tandem_attn.emulator.machine.async_ops import AsyncOp
 from tandem_attn.emulator.machine.cta import CTA
+from tandem_attn.emulator.machine.in_flight import InFlight, bits
 from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
@@ -23,7 +24,6 @@ from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, Layo
 from tandem_attn.emulator.ops import tensor_core
 from tandem_attn.emulator.ops.access import Array, agreed, compact, reader, uniform
 from tandem_attn.emulator.ops.groups import add_to_group, commit, groups_of, wait
-from tandem_attn.emulator.machine.in_flight import InFlight, bits
 from tandem_attn.emulator.ops.registry import Handler, machine, together
 from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Reg, Vector
 
@@ -68,7 +68,9 @@ class Work:
 def parse(ins: Instruction) -> Form:
     shape = next((_SHAPE.fullmatch(m) for m in ins.mods if m.startswith("m64")), None)
     kinds = [m for m in ins.mods if m in ("f32", "f16", "bf16", "tf32", "e4m3", "e5m2", "s32", "s8", "u8", "b1")]
-    if shape is None or len(kinds) != 3 or "sp" in ins.mods:
+    if "sp" in ins.mods:
+        raise UnsupportedInstruction("sparse wgmma (wgmma.mma_async.sp) is not executed", ins.line, ins.text)
+    if shape is None or len(kinds) != 3:
         raise UnsupportedInstruction("this form of wgmma is not executed", ins.line, ins.text)
     d, a = ins.operands[0], ins.operands[1]
     assert isinstance(d, Vector)
