@@ -60,8 +60,8 @@ def run(
     resident_ctas: how many CTAs fit on the chip at once (default: SMs of the kernel's architecture times what fits on one).
     observers: receive every event (`events.py`).
     trace: record what every warp executed and waited for (`Result.trace`, see `trace.py`), for a performance model.
-    sass: the kernel's disassembly (`cuobjdump -sass`, `kernel.asm["sass"]` of Triton): the registers that it uses behind each setmaxnreg are
-        compared with its count. Without it "register-pressure" is what PTX can tell.
+    sass: the kernel's disassembly (`cuobjdump -sass`, Triton's `kernel.asm["sass"]`): the registers that it uses behind each setmaxnreg
+        are compared with its count. Without it "register-pressure" is what PTX can tell.
     progress: show instructions per second and the time left on the terminal when a run takes longer than 2 s.
 
     Raises ParseError, UnsupportedInstruction or LaunchError for what cannot be run. What runs and is wrong is in `Result.reports`.

@@ -1,4 +1,4 @@
-"""Cluster launch control. PTX manual, "clusterlaunchcontrol.try_cancel", "clusterlaunchcontrol.query_cancel"; it rests on the manual alone."""
+"""Cluster launch control. PTX manual, "clusterlaunchcontrol.try_cancel" and ".query_cancel"; it rests on the manual alone."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,8 @@ def test_every_tile_is_worked_on_once(query, schedule, resident):
 def test_multicast_answers_every_cta_of_the_cluster():
     """ ".multicast::cluster::all": the response and its complete-tx arrive in each CTA."""
     body = """
-    .reg .b128 %q; mov.b32 %r1, smem; setp.eq.u32 %p1, %tid, 0; ld.param.u64 %rd1, [p0]; mov.u32 %r2, %cluster_ctarank; mov.u32 %r7, %ctaid.x;
+    .reg .b128 %q; mov.b32 %r1, smem; setp.eq.u32 %p1, %tid, 0; ld.param.u64 %rd1, [p0];
+    mov.u32 %r2, %cluster_ctarank; mov.u32 %r7, %ctaid.x;
     @%p1 mbarrier.init.shared::cta.b64 [%r1+16], 1; fence.mbarrier_init.release.cluster;
     @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1+16], 16; barrier.cluster.arrive; barrier.cluster.wait;
     setp.eq.u32 %p4, %r2, 0; and.pred %p4, %p4, %p1;

@@ -11,7 +11,8 @@ LOAD = """
     mov.b64 %rd1, p1; cvta.param.u64 %rd1, %rd1; mov.b32 %r1, smem; setp.eq.u32 %p1, %tid, 0;
     @%p1 mbarrier.init.shared::cta.b64 [%r1], 1; bar.sync 0; {offsets}
     @%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], {size};
-    @%p1 cp.async.bulk.tensor.{rank}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%r1+1024], [%rd1, {{{at}}}], [%r1], {{{names}}};
+    @%p1 cp.async.bulk.tensor.{rank}d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes
+        [%r1+1024], [%rd1, {{{at}}}], [%r1], {{{names}}};
     L: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], 0; @!%p2 bra L;
 """
 OUT = """

@@ -3,6 +3,7 @@
 import numpy as np
 
 from tandem_attn.emulator.judge import pruning
+from tandem_attn.emulator.judge.shadow import Sets
 from tests.emulator.kernels import kinds, launch
 
 LOOP = """
@@ -46,8 +47,6 @@ def test_a_late_race_is_still_found(monkeypatch):
 
 
 def test_sets_are_numbered_anew():
-    from tandem_attn.emulator.judge.shadow import Sets
-
     sets = Sets()
     first, second = sets.number((64, 128)), sets.number((64, 192))
     sets.keep({-second})

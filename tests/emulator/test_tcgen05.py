@@ -113,7 +113,8 @@ def multiply(
     body = (
         SETUP.format(size=len(data))
         + f"""
-    add.u64 %rd3, %rd2, {128 * base >> 4}; or.b64 %rd3, %rd3, {fields_a | base << 49}; add.u64 %rd4, %rd2, {first >> 4}; or.b64 %rd4, %rd4, {fields_b};
+    add.u64 %rd3, %rd2, {128 * base >> 4}; or.b64 %rd3, %rd3, {fields_a | base << 49};
+    add.u64 %rd4, %rd2, {first >> 4}; or.b64 %rd4, %rd4, {fields_b};
     mov.pred %p4, 0; mov.pred %p5, 1; mov.b32 %r9, {idesc}; mov.b32 %r30, -1; mov.b32 %r31, 0;
     """
     )

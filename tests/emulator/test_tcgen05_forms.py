@@ -1,4 +1,4 @@
-"""Further tcgen05 forms against NumPy: block scaling, descriptors, copies, .ws, reducing loads, CTA pairs. Sections of the PTX manual (9.x).
+"""Further tcgen05 forms against NumPy: block scaling, descriptors, copies, .ws, reducing loads, CTA pairs. Sections of the PTX manual 9.x.
 
 No Blackwell GPU is within reach; docs/emulator_hardware.md lists what rests on the manual alone.
 """
@@ -277,7 +277,8 @@ PAIR = """
     L: mbarrier.try_wait.parity.shared::cta.b64 %p3, [%r1+8], 0; @!%p3 bra L;
     shr.u32 %r3, %tid, 5; shl.b32 %r3, %r3, 21; add.u32 %r3, %r3, %r2;
     add.u32 %r4, %r1, 1024; shr.u32 %r4, %r4, 4; cvt.u64.u32 %rd2, %r4;
-    and.b32 %r10, %tid, {lanes}; shr.u32 %r12, %r10, 3; and.b32 %r10, %r10, 7; mad.lo.u32 %r10, %r10, 16, %r1; mad.lo.u32 %r10, %r12, 256, %r10;
+    and.b32 %r10, %tid, {lanes}; shr.u32 %r12, %r10, 3; and.b32 %r10, %r10, 7;
+    mad.lo.u32 %r10, %r10, 16, %r1; mad.lo.u32 %r10, %r12, 256, %r10;
     ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r10+1024]; ld.shared.v4.b32 {{%r24, %r25, %r26, %r27}}, [%r10+1152];
     tcgen05.st.sync.aligned.32x32b.x8.b32 [%r3+128], {{%r20, %r21, %r22, %r23, %r24, %r25, %r26, %r27}};
     tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync; barrier.cluster.arrive; barrier.cluster.wait;

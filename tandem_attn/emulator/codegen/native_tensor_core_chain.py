@@ -1,9 +1,9 @@
 """Several steps along K of `ops/tensor_core.py` as machine code in single precision, for factors of moderate size.
 
-A product of two bf16, f16 or tf32 numbers is exact in an f32, and so is its multiple by a power of two; cut to an integer it is a term of the
-sum. This holds while the scale is a normal number that overflows with no factor: the largest exponents of A and of B are at most `MOST_A`
-and `MOST_B`, and the largest term of a sum is at least 2^`LEAST`. The code says when a sum was smaller or an accumulator not finite; the
-caller then takes the way in double precision, which has no such bounds.
+A product of two bf16, f16 or tf32 numbers is exact in an f32, and so is its multiple by a power of two; cut to an integer it is a term of
+the sum. This holds while the scale is a normal number that overflows with no factor: the largest exponents of A and of B are at most
+`MOST_A` and `MOST_B`, and the largest term of a sum is at least 2^`LEAST`. The code says when a sum was smaller or an accumulator not
+finite; the caller then takes the way in double precision, which has no such bounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Segments as generated Python over 32-lane NumPy arrays.
 
-One function per segment and per case (all lanes active, under a mask, all lanes of several warps). Registers are read from the warp's file once, kept in local
-variables, and those that are live behind the segment are written back at its end, or before a machine instruction that names them.
+One function per segment and per case (all lanes active, under a mask, all lanes of several warps). Registers are read from the warp's file
+once, kept in local variables, and those that are live behind the segment are written back at its end, or before a machine instruction that
+names them.
 """
 
 from __future__ import annotations

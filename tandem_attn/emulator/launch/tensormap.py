@@ -1,9 +1,9 @@
 """TMA descriptors. PTX manual, "Tensors: Tensor Dimension, Size and Format; Tiled Mode; Swizzling Modes" and "tensormap.replace".
 
 The 128 bytes of a descriptor are opaque to a kernel, so they are laid out here as suits the emulator; `tensormap.replace` writes the same
-fields. Offsets: magic 0, address 8, rank 16, element type 17, interleave 18, swizzle 19, fill 20, atomicity 21, im2col 22, box 24 (5 x u32),
-dims 44 (5 x u32), element strides 64 (5 x u32), strides in bytes 88 (4 x u64, of dims 1 .. 4). In im2col mode the box is channels per pixel,
-pixels per column, and for W, H and D the lower and upper corner of the bounding box (2 x i16).
+fields. Offsets: magic 0, address 8, rank 16, element type 17, interleave 18, swizzle 19, fill 20, atomicity 21, im2col 22, box 24
+(5 x u32), dims 44 (5 x u32), element strides 64 (5 x u32), strides in bytes 88 (4 x u64, of dims 1 .. 4). In im2col mode the box is
+channels per pixel, pixels per column, and for W, H and D the lower and upper corner of the bounding box (2 x i16).
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class TensorMap:
 class TensorDescriptor:
     """What a TMA descriptor is made from: a tensor, or a view of one, and the block that one copy moves (outermost dimension first).
 
-    swizzle is in bytes (0, 32, 64, 128); None lets the kernel's metadata decide. padding is "zero" or "nan". With corners it is a descriptor
-    for im2col mode: a tensor (N, [D,] [H,] W, C), and block_shape is [pixels per column, channels per pixel].
+    swizzle is in bytes (0, 32, 64, 128); None lets the kernel's metadata decide. padding is "zero" or "nan". With corners it is a
+    descriptor for im2col mode: a tensor (N, [D,] [H,] W, C), and block_shape is [pixels per column, channels per pixel].
     """
 
     base: Any
@@ -135,8 +135,8 @@ def encode_im2col(
 ) -> bytes:  # fmt: skip
     """The 128 bytes of a descriptor for im2col mode (driver API, cuTensorMapEncodeIm2col).
 
-    Shape, strides (bytes), corners and steps are outermost first: (N, [D,] [H,] W, C) and ([D,] [H,] W); box is [pixels per column, channels
-    per pixel]. Raises LaunchError for what the driver refuses.
+    Shape, strides (bytes), corners and steps are outermost first: (N, [D,] [H,] W, C) and ([D,] [H,] W); box is [pixels per column,
+    channels per pixel]. Raises LaunchError for what the driver refuses.
     """
     rank = len(shape)
     limit = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}.get(rank)

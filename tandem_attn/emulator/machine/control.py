@@ -112,42 +112,40 @@ class Control:
         warps, suspicious = team.warps, self.watch.suspicious
         frames = [warp.stack[0] for warp in warps]
         jumps = 0
-        while True:
+        while jumps < LONG_RUN:
             at = frames[0].segment
             segment = segments[at]
-            kind = segment.kind
-            if at == EXIT or kind not in TOGETHER:
+            if at == EXIT or segment.kind not in TOGETHER:
                 return warps
+            count = segment.end - segment.start
             for warp in warps:
                 if warp.flight.items or warp.unwritten or at in suspicious:
                     self.watch.check(warp, segment)
+                warp.instructions += count
             function = teams[at]
             if function is not None:
                 function(team, None)
             else:
                 functions.run_team(segment, team)
-            count = segment.end - segment.start
-            for warp in warps:
-                warp.instructions += count
-            if kind == "branch":
-                left = self.branch_team(team, frames, segment)
-            elif kind == "block":
-                left = self.block_team(team, frames, segment)
-            else:
-                left = None
-                for frame in frames:
-                    frame.segment = segment.targets[0]
-            if left is not None:
-                return left
-            if frames[0].segment <= at:
-                jumps += 1
-                if jumps >= LONG_RUN:
-                    for warp in warps:
-                        self.machine.yielded(warp)
-                    return []
+            if not self.leave_segment(team, frames, segment):
+                return []
+            jumps += frames[0].segment <= at
+        for warp in warps:
+            self.machine.yielded(warp)
+        return []
 
-    def branch_team(self, team: Team, frames: list[Frame], segment: Segment) -> list[Warp] | None:
-        """None when all go the same way, at once or behind the branch."""
+    def leave_segment(self, team: Team, frames: list[Frame], segment: Segment) -> bool:
+        """Execute the segment's last instruction; False when the warps do not go on together (each is seen to)."""
+        if segment.kind == "branch":
+            return self.branch_team(team, frames, segment)
+        if segment.kind == "block":
+            return self.block_together(team, frames, segment) or self.block_team(team, frames, segment)
+        for frame in frames:
+            frame.segment = segment.targets[0]
+        return True
+
+    def branch_team(self, team: Team, frames: list[Frame], segment: Segment) -> bool:
+        """True when all go the same way, at once or behind the branch."""
         ins = self.program.code[segment.last]
         there, behind = segment.targets
         assert ins.predicate is not None
@@ -156,7 +154,7 @@ class Control:
             target = there if (_YES in guard) != ins.negated else behind
             for frame in frames:
                 frame.segment = target
-            return None
+            return True
         arrived = []
         for warp, frame in zip(team.warps, frames, strict=True):
             team.acting = warp
@@ -164,20 +162,25 @@ class Control:
             if self.run(warp, segment.reconverge if segment.reconverge != EXIT else NEVER):
                 arrived.append(warp)
         if len(arrived) == team.count:
-            return None
+            return True
         for warp in arrived:
             self.machine.enter(warp)
-        return []
+        return False
 
-    def block_team(self, team: Team, frames: list[Frame], segment: Segment) -> list[Warp] | None:
-        """None when no warp has to wait (any longer)."""
+    def block_together(self, team: Team, frames: list[Frame], segment: Segment) -> bool:
+        """Whether the blocking instruction has a form for several warps that was carried out."""
         form = getattr(self.machine.segments.handler(segment.last), "together", None)
-        if form is not None and self.program.code[segment.last].predicate is None:
-            team.acting = team.first
-            if form(team):
-                for frame in frames:
-                    frame.segment = segment.targets[0]
-                return None
+        if form is None or self.program.code[segment.last].predicate is not None:
+            return False
+        team.acting = team.first
+        if not form(team):
+            return False
+        for frame in frames:
+            frame.segment = segment.targets[0]
+        return True
+
+    def block_team(self, team: Team, frames: list[Frame], segment: Segment) -> bool:
+        """One warp after the other; True when none has to wait (any longer)."""
         waiting = []
         for warp, frame in zip(team.warps, frames, strict=True):
             team.acting = warp
@@ -194,7 +197,7 @@ class Control:
                     waiting.remove(pair)
         spinning = [warp for warp in team.warps if warp.yielding]
         if not waiting and not spinning:
-            return None
+            return True
         for warp in spinning:
             warp.yielding = False
             self.machine.yielded(warp)
@@ -204,7 +207,7 @@ class Control:
         for warp in team.warps:
             if id(warp) not in held:
                 self.machine.enter(warp)
-        return []
+        return False
 
     # ---- the stack
     def pop(self, warp: Warp) -> bool:

@@ -186,15 +186,7 @@ class Machine:
                 if random_order:
                     self.ready.rotate(self.rng.randrange(len(self.ready)))
                     self.engine.maybe_complete()
-                warp = self.ready.popleft()
-                if not warp.queued:
-                    continue
-                team = warp.team
-                if team is not None and team.at(warp.stack[-1].segment):
-                    self.step_team(team)
-                else:
-                    warp.queued = False
-                    self.step(warp)
+                self.turn(self.ready.popleft())
                 if self.tick is not None and time.perf_counter() > self.tick_at:
                     self.tick(self)
                 continue
@@ -254,6 +246,17 @@ class Machine:
                         self.enter(warp)
                         woken = True
         return woken
+
+    def turn(self, warp: Warp) -> None:
+        """A warp's turn, with those that stand beside it; not if it has had it with them already."""
+        if not warp.queued:
+            return
+        team = warp.team
+        if team is not None and team.at(warp.stack[-1].segment):
+            self.step_team(team)
+        else:
+            warp.queued = False
+            self.step(warp)
 
     def step(self, warp: Warp) -> None:
         """Run a warp until it blocks, yields or ends; faults become reports."""

@@ -163,18 +163,25 @@ ELEMENT_BYTES = {
 
 
 def to_float(raw: Array, kind: str) -> Array:
-    """Raw elements -> f4, exact (tf32: the low 13 bits are ignored, as the tensor core does; b1: eight elements of each byte, e2m1x2: two)."""
-    if kind == "e2m1x2":
-        return _TABLES["e2m1"][np.stack([raw & np.uint8(15), raw >> np.uint8(4)], axis=-1).reshape(*raw.shape[:-1], -1)]
-    if kind == "b1":
-        return np.unpackbits(raw, axis=-1).astype(np.float32)
-    if kind == "bf16":
-        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if kind == "f16":
-        return raw.view(np.float16).astype(np.float32)
-    if kind == "tf32":
-        return (raw & np.uint32(0xFFFFE000)).view(np.float32)
-    if kind in ("s8", "u8"):
-        return raw.view(np.int8 if kind == "s8" else np.uint8).astype(np.float32)
+    """Raw elements -> f4, exact (tf32: the low 13 bits are ignored, as the tensor core does; b1: eight elements of each byte)."""
+    if kind in _DECODE:
+        value: Array = _DECODE[kind](raw)
+        return value
     bits = {"e2m3": 0x3F, "e3m2": 0x3F, "e2m1": 0x0F}.get(kind)
     return _TABLES[kind][raw & np.uint8(bits)] if bits else _TABLES[kind][raw]
+
+
+def _nibbles(raw: Array) -> Array:
+    """Two elements of each byte, the one in the low half first."""
+    return _TABLES["e2m1"][np.stack([raw & np.uint8(15), raw >> np.uint8(4)], axis=-1).reshape(*raw.shape[:-1], -1)]
+
+
+_DECODE: dict[str, Any] = {
+    "b1": lambda raw: np.unpackbits(raw, axis=-1).astype(np.float32),
+    "bf16": lambda raw: (raw.astype(np.uint32) << np.uint32(16)).view(np.float32),
+    "f16": lambda raw: raw.view(np.float16).astype(np.float32),
+    "tf32": lambda raw: (raw & np.uint32(0xFFFFE000)).view(np.float32),
+    "s8": lambda raw: raw.view(np.int8).astype(np.float32),
+    "u8": lambda raw: raw.astype(np.float32),
+    "e2m1x2": _nibbles,
+}

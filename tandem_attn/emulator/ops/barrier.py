@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tandem_attn.emulator.events import Arrival, BarrierId, Fence, PhaseComplete, Wait
@@ -115,32 +117,36 @@ def barrier(ins: Instruction) -> Handler:
         bar.waiting.append(w)
         return Blocked(f"waits at barrier {bar.number}: {bar.arrived} of {bar.expected} threads came (warps {sorted(bar.members)})")
 
-    def team(t: Team) -> bool:
-        """All arrive at one barrier, and do not have to wait; nothing is wrong with their counts."""
-        given = {(number(w, None), count(w, None) if count is not None else 0) for w in t.warps}
-        which, expected = given.pop()
-        bar = t.cta.barrier(which)
-        expected = expected or -(-t.cta.live_threads() // 32) * 32
-        total = bar.arrived + 32 * t.count
-        wrong = given or expected % 32 or total > expected or (bar.arrived and expected != bar.expected)
-        if wrong or op == "red" or bar.votes or any(w.stack[0].arrived is not None or w.index in bar.members for w in t.warps):
-            return False
-        if total < expected:
-            if op == "sync":
-                return False
-            bar.expected, bar.arrived = expected, total
-            bar.members += [w.index for w in t.warps]
-            return True
-        bar.expected, bar.arrived, bar.phase, bar.outcome = expected, 0, bar.phase + 1, []
-        bar.members.clear()
-        engine = t.cta.machine
-        engine.progress += 1
-        waiting, bar.waiting = bar.waiting, []
-        for other in waiting:
-            engine.wake(other)
-        return True
+    return together(run, lambda t: op != "red" and arrive_together(t, op == "sync", number, count))
 
-    return together(run, team)
+
+Read = Callable[[Warp, Array | None], int]
+
+
+def arrive_together(t: Team, waits: bool, number: Read, count: Read | None) -> bool:
+    """The warps of a team come to one barrier, nothing is wrong with their counts, and none has to wait."""
+    given = {(number(w, None), count(w, None) if count is not None else 0) for w in t.warps}
+    which, expected = given.pop()
+    bar = t.cta.barrier(which)
+    expected = expected or -(-t.cta.live_threads() // 32) * 32
+    total = bar.arrived + 32 * t.count
+    wrong = given or expected % 32 or total > expected or (bar.arrived and expected != bar.expected) or bar.votes
+    if wrong or any(w.stack[0].arrived is not None or w.index in bar.members for w in t.warps):
+        return False
+    if total < expected:
+        if waits:
+            return False
+        bar.expected, bar.arrived = expected, total
+        bar.members += [w.index for w in t.warps]
+        return True
+    bar.expected, bar.arrived, bar.phase, bar.outcome = expected, 0, bar.phase + 1, []
+    bar.members.clear()
+    engine = t.cta.machine
+    engine.progress += 1
+    waiting, bar.waiting = bar.waiting, []
+    for other in waiting:
+        engine.wake(other)
+    return True
 
 
 @machine("barrier.cluster", section=SECTION + "barrier.cluster")

@@ -287,10 +287,8 @@ def execute(w: Warp, works: list[Mma]) -> None:
             a = tmem_operand(w, cta, list(a_steps), rows, shape.a_kind, twice=work.group == 2 and rows == 64)
         else:
             a = shared_operand(w, cta, a_steps, rows, shape.a_kind, shape.mn_a)
-        if work.scales is not None:
-            product = scaled_product(w, cta, work.scales, a, b)
-        else:
-            product = b @ a.T  # transposed, as TMEM is kept: (N, rows)
+        # Transposed, as TMEM is kept: (N, rows).
+        product = b @ a.T if work.scales is None else scaled_product(w, cta, work.scales, a, b)
         if shape.negate:
             product = -product
         w.cta.machine.statistics.mma_flops += 2 * rows * shape.n * a.shape[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -131,21 +132,22 @@ def ld(ins: Instruction) -> Handler:
             return
         w.flight.add(InFlight(op, ins, written))
 
-    def team(t: Team) -> bool:
-        """All columns of all lanes at once, when the warps read the same columns, each of its own lanes."""
-        engine = t.cta.machine
-        if not simple or reduced is not None or not engine.engine.unseen or engine.check_load_use:
-            return False
-        first = same_columns(t, [address(w, None) + offset for w in t.warps])
-        memory = t.cta.tmem
-        if first is None or first + count > COLUMNS or min(memory.owner[first : first + count], default=0) < 0:
-            return False
-        if memory.track and not memory.written[first : first + count].all():
-            return False
-        t.Ru[slots] = memory.data[first : first + count].reshape(count, 4, 32)
-        return True
+    return together(run, lambda t: simple and reduced is None and load_together(t, address, offset, slots, count))
 
-    return together(run, team)
+
+def load_together(t: Team, address: Callable[[Warp, Array | None], int], offset: int, slots: Any, count: int) -> bool:
+    """All columns of all lanes at once, when the warps read the same columns, each of its own lanes, and nothing is wrong."""
+    engine = t.cta.machine
+    if not engine.engine.unseen or engine.check_load_use:
+        return False
+    first = same_columns(t, [address(w, None) + offset for w in t.warps])
+    memory = t.cta.tmem
+    if first is None or first + count > COLUMNS or min(memory.owner[first : first + count], default=0) < 0:
+        return False
+    if memory.track and not memory.written[first : first + count].all():
+        return False
+    t.Ru[slots] = memory.data[first : first + count].reshape(count, 4, 32)
+    return True
 
 
 def same_columns(t: Team, addresses: list[int]) -> int | None:

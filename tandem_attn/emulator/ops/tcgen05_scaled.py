@@ -1,8 +1,8 @@
-"""Scale factors of block-scaled tcgen05.mma. PTX manual, "Tensor Core 5th Generation Instructions: Block Scaling", "Scale Factor A ID", "B ID".
+"""Scale factors of block-scaled tcgen05.mma. PTX manual, "Tensor Core 5th Generation Instructions: Block Scaling", "Scale Factor A ID".
 
-(A x scale_A)(B x scale_B) + D: each row of A and each column of B has one factor per block of 32 or 16 places along K. The factors of 32 rows
-lie in one 32-bit column of tensor memory, a row per lane, the same in all four groups of 32 lanes; the ID of the instruction descriptor
-says in which byte of the word a row's factors begin.
+(A x scale_A)(B x scale_B) + D: each row of A and each column of B has one factor per block of 32 or 16 places along K. The factors of 32
+rows lie in one 32-bit column of tensor memory, a row per lane, the same in all four groups of 32 lanes; the ID of the instruction
+descriptor says in which byte of the word a row's factors begin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tandem_attn.emulator.machine.cta import CTA
     from tandem_attn.emulator.machine.warp import Warp
 
-# Factors per row for each kind and qualifier (manual, "Valid combinations of scale_vectorsize with types and MMA-Kind"; K = 96 is not here).
+# Factors per row by kind and qualifier (manual, "Valid combinations of scale_vectorsize with types and MMA-Kind"; K = 96 is not here).
 _FACTORS = {
     "mxf8f6f4": {"": 1, "scale_vec::1X": 1, "block32": 1},
     "mxf4": {"": 2, "scale_vec::2X": 2, "block32": 2},

@@ -91,16 +91,7 @@ class ConstantExpressions(Cursor):
     def unary(self) -> Const:
         token = self.next()
         if token.text in ("+", "-", "~", "!"):
-            inner = self.unary()
-            if token.text == "+":
-                return inner
-            if token.text == "!":
-                return Const(int(not inner.value))
-            if isinstance(inner.value, float):
-                if token.text == "~":
-                    raise self.error("~ of a floating-point constant", token)
-                return Const(-inner.value)
-            return integer(-inner.value if token.text == "-" else ~inner.value, inner.unsigned)
+            return self.signed(token.text, self.unary())
         if token.text == "(":
             cast = self.peek().text
             if cast in (".s64", ".u64"):
@@ -111,6 +102,17 @@ class ConstantExpressions(Cursor):
             self.expect(")")
             return inner
         return self.primary()
+
+    def signed(self, op: str, inner: Const) -> Const:
+        if op == "+":
+            return inner
+        if op == "!":
+            return Const(int(not inner.value))
+        if isinstance(inner.value, float):
+            if op == "~":
+                raise self.error("~ of a floating-point constant")
+            return Const(-inner.value)
+        return integer(-inner.value if op == "-" else ~inner.value, inner.unsigned)
 
     def primary(self) -> Const:
         token = self.tokens[self.at - 1]

@@ -320,7 +320,8 @@ KERNELS = (
     ),
     RaceKernel(
         "TMEM stored before a shift without a barrier between",
-        TMEM.replace("%r0};", "%r0}; //2") + "add.u32 %r22, %r20, 2097152;\nbar.sync 0; //+\n@%p0 tcgen05.shift.cta_group::1.down [%r22]; //1\n"
+        TMEM.replace("%r0};", "%r0}; //2") + "add.u32 %r22, %r20, 2097152;\nbar.sync 0; //+\n"
+        "@%p0 tcgen05.shift.cta_group::1.down [%r22]; //1\n"
         "@%p0 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r6];\n" + wait("w") + TMEM_END,
         target="sm_100a", threads=128,
     ),
