@@ -204,12 +204,12 @@ class LlvmSegments(NumpySegments):
         live = self.live_behind(segment)
         steps: list[Function] = []
         for number in range(len(pieces) - 1, -1, -1):
-            fast, run = pieces[number]
-            code = [self.program.code[i] for i in run]
+            fast, indices = pieces[number]
+            code = [self.program.code[i] for i in indices]
             if fast:
                 steps.append(self.native_step(f"s{segment.index}_{number}", code, set(live)))
             else:
-                steps.append(self.range(run, set(live), False, team))
+                steps.append(self.range(indices, set(live), False, team))
             live |= {(r.cls, r.slot) for ins in code for r in sources(ins)}
         steps.reverse()
         if len(steps) == 1:

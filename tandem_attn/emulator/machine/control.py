@@ -186,9 +186,7 @@ class Control:
             team.acting = warp
             if self.block(warp, frame, segment):
                 waiting.append((warp, frame))
-        woken = True
-        while waiting and woken:  # a later warp may have opened what earlier ones wait for
-            woken = [pair for pair in waiting if pair[0].queued]
+        while woken := [pair for pair in waiting if pair[0].queued]:  # a later warp has opened what earlier ones wait for
             for pair in woken:
                 warp, frame = pair
                 team.acting = warp

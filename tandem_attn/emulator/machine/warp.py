@@ -51,7 +51,7 @@ class Warp:
 
     def __init__(self, cta: CTA, index: int, file: RegisterFile, entry: int) -> None:
         self.cta, self.index = cta, index
-        views = file.rows[index % WARPS]
+        views: dict[str, Any] = file.rows[index % WARPS]
         self.P, self.Hu, self.Hi, self.Hf = views["P"], views["Hu"], views["Hi"], views["Hf"]
         self.Ru, self.Ri, self.Rf = views["Ru"], views["Ri"], views["Rf"]
         self.Du, self.Di, self.Df, self.Q = views["Du"], views["Di"], views["Df"], views["Q"]

@@ -16,7 +16,7 @@ from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.ptx.nodes import Discard, Imm, Instruction, Memory, Negated, Operand, Reg, Vector
 
 Array = NDArray[Any]
-Read = Callable[[Warp], Array]
+Read = Callable[[Warp | Team], Array]
 
 
 def reader(operand: Operand, dtype: Any) -> Read:

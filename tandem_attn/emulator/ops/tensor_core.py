@@ -71,7 +71,7 @@ def joined(parts: list[Operand]) -> Operand:
     if len(parts) == 1:
         return parts[0]
     finite = all(p.finite for p in parts)
-    values, exponents = (np.concatenate(x, axis=1) for x in ([p.values for p in parts], [p.exponents for p in parts]))
+    values, exponents = np.concatenate([p.values for p in parts], axis=1), np.concatenate([p.exponents for p in parts], axis=1)
     return Operand(values, exponents, finite, max(p.largest for p in parts))
 
 

@@ -313,7 +313,7 @@ KERNELS = (
     ),
     RaceKernel(
         "TMEM rows shifted while they are loaded",
-        TMEM + "bar.sync 0;\n@%p0 tcgen05.shift.cta_group::1.down [%r20]; //2\n"
+        TMEM + "@%p0 tcgen05.shift.cta_group::1.down [%r20]; //2\n"
         "@%p0 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r6];\n" + wait("w", "//+")
         + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%t0}, [%r21]; //1\ntcgen05.wait::ld.sync.aligned;\n" + wait("x") + TMEM_END,
         target="sm_100a", threads=128, words="tcgen05.shift",
