@@ -1,1 +1,1 @@
-"""Speed measurements on a GPU: peers, one protocol, and the tables made with it."""
+"""Scripts around ``tandem bench`` (``tandem_attn.bench``): variants of the kernels, one launch for a profiler, host times; and results."""

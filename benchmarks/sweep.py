@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -16,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.cases import Case, by_tokens
-from benchmarks.peers import PEERS
-from benchmarks.protocol import environment, gpu_state, matmul_tflops, median, milliseconds
+from tandem_attn.bench.cases import Case, by_tokens, tensors
+from tandem_attn.bench.machine import Telemetry, environment
+from tandem_attn.bench.peers import PEERS
+from tandem_attn.bench.protocol import MATMUL, matmul, milliseconds
 from tandem_attn.kernels import backend
 from tandem_attn.kernels.compile import precompile
 from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.inputs import Inputs
-from tandem_attn.spec.masks import Causal, Full
 from tandem_attn.spec.plan import Launch, Plan, Schedule, ScheduleKind
 from tandem_attn.spec.planner import plan
 from tandem_attn.spec.problem import Problem
@@ -51,6 +52,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fma25": {"exp2": Exp2Split(3, 4, 16)},
     "fma50": {"exp2": Exp2Split(3, 8, 16)},
     "two": {"q_stages": 2},
+    "three": {"q_stages": 3},
+    "n64": {"tile_n": 64},
+    "seq": {"intra_overlap": False},
+    "tau": {"rescale_rows": 16},
+    "late": {"early_turn": False},
+    "o_over_q": {"o_over_q": True},
+    "q_tail": {"q_tail_registers": True},
 }
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     "d128": (
@@ -83,6 +91,24 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         [by_tokens(192, 8192, mask, heads=16, head_dim_v=128) for mask in ("full", "causal")],
         ["smem_seq", "smem_seq_tau", "smem_seq+early", "smem_seq_tau+no_turns"],
     ),
+    "o_over_q": (
+        [by_tokens(256, s, mask) for s in (1024, 8192) for mask in ("full", "causal")],
+        ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "tau+early+o_over_q", "seq+early+o_over_q"],
+    ),
+    "o_over_q_192": (
+        [by_tokens(192, s, mask, heads=16, head_dim_v=128) for s in (1024, 8192) for mask in ("full", "causal")],
+        ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "tau+early+o_over_q", "tau+late+o_over_q",
+         "seq+tau+early+o_over_q+no_turns", "seq+tau+early+o_over_q+q_tail"],
+    ),
+    "d64_shapes": (
+        [by_tokens(64, s, mask) for s in (1024, 2048, 8192) for mask in ("full", "causal")],
+        ["seq+tau+late+three", "seq+late+three", "tau+late+three", "seq+tau+late+three+fma12", "seq+tau+late+three+fma25",
+         "reg_seq_tau+two+no_turns", "reg_seq_tau+two+late", "reg_seq_tau+two+no_turns+fma12"],
+    ),
+    "d128_kv": (
+        [by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")],
+        ["reg_seq_tau+early", "reg_seq_tau+late", "reg_seq_tau+no_turns", "smem_seq_tau+early", "smem_seq_tau+early+o_over_q"],
+    ),
 }  # fmt: skip
 
 
@@ -94,26 +120,19 @@ def variant(case: Case, name: str) -> Plan:
     changes = dict(BASE)
     for part in name.split("+"):
         changes |= VARIANTS[part]
-    return plan(problem_of(case), "H200", direction="forward", num_splits=1, pack_gqa=1, **changes).plan
+    return plan(case.problem("cuda"), "H200", direction="forward", num_splits=1, pack_gqa=1, **changes).plan
 
 
-def problem_of(case: Case) -> Problem:
-    return Problem(
-        batch=case.batch, seqlen_q=case.seqlen, seqlen_k=case.seqlen, heads=case.heads, heads_kv=case.heads_kv or case.heads,
-        head_dim=case.head_dim, head_dim_v=case.head_dim_v, dtype=case.dtype, mask=Causal() if case.causal else Full(), device="cuda",
-    )  # fmt: skip
-
-
-def run_group(name: str, peers: tuple[str, ...] = ("cudnn", "fa3", "fa4")) -> list[dict[str, Any]]:
+def run_group(name: str, telemetry: Telemetry, peers: tuple[str, ...] = ("cudnn", "fa3", "fa4")) -> list[dict[str, Any]]:
     cells = []
     cases, variants = GROUPS[name]
     for case in cases:
-        q, k, v = case.tensors()
-        inputs, problem = Inputs(q=q, k=k, v=v), problem_of(case)
+        t = tensors(case, "cuda")
+        inputs, problem = Inputs(q=t.q, k=t.k, v=t.v), case.problem("cuda")
         functions: dict[str, Any] = {}
         for peer in peers:
             try:
-                functions[peer] = PEERS[peer](case, q, k, v)
+                functions[peer] = PEERS[peer].make(case, t)
                 functions[peer]()
             except Exception as error:
                 functions.pop(peer, None)
@@ -123,19 +142,20 @@ def run_group(name: str, peers: tuple[str, ...] = ("cudnn", "fa3", "fa4")) -> li
             try:
                 chosen = variant(case, key)
                 run = functools.partial(_out, problem, chosen, inputs)
-                error = ((run().float() - truth).norm() / truth.norm()).item()
+                off = ((run().float() - truth).norm() / truth.norm()).item()
             except Exception as failure:
                 print(f"{case}: {key} failed: {str(failure)[:120]}", flush=True)
                 continue
-            if not error < 6e-3:
-                print(f"{case}: {key} is WRONG by {error:.2e}", flush=True)
+            if not off < 6e-3:
+                print(f"{case}: {key} is WRONG by {off:.2e}", flush=True)
                 continue
             functions[key] = run
-        functions["matmul"] = matmul_tflops()
-        times = milliseconds(functions, rounds=3)
-        rates = {n: (2 * 8192**3 if n == "matmul" else case.flops) / median(t) * 1e-9 for n, t in times.items()}
+        functions["matmul"] = matmul()
+        began = time.monotonic()
+        times = milliseconds(functions, rounds=5, round_ms=20)
+        rates = {n: (2 * MATMUL**3 if n == "matmul" else case.flops) / statistics.median(ms) * 1e-9 for n, ms in times.items()}
         print(case, " ".join(f"{n} {r:.0f}" for n, r in rates.items()), flush=True)
-        cells.append({"case": case.__dict__, "tflops": rates, "gpu": gpu_state()})
+        cells.append({"case": case.__dict__, "tflops": rates, "gpu": telemetry.since(began)})
     return cells
 
 
@@ -148,7 +168,9 @@ def main() -> None:
     started = time.time()
     precompile(plans(sys.argv[2:]), os.cpu_count() or 1)
     print(f"compiled in {time.time() - started:.0f} s", flush=True)
-    out = {"environment": environment(), "groups": {name: run_group(name) for name in sys.argv[2:]}}
+    with Telemetry() as telemetry:
+        groups = {name: run_group(name, telemetry) for name in sys.argv[2:]}
+    out = {"environment": environment([PEERS[name].package for name in ("cudnn", "fa3", "fa4")]), "groups": groups}
     Path(sys.argv[1]).write_text(json.dumps(out, indent=1))
 
 

@@ -1,27 +1,29 @@
 """Backends: what runs a Problem, which one ``auto`` takes, and what each lacks.
 
-``auto`` goes down ``ORDER`` and takes the first that covers the problem. A named backend never falls back. ``tandem``, the Hopper
-forward, runs by name only until the whole semantic suite has run over it on a GPU.
+``auto`` goes down ``ORDER`` and takes the first that covers the problem; on a GPU it says once, through ``warnings``, when that is not
+``tandem``. A named backend never falls back. ``emulator:ARCH``, the same kernels executed and judged on a CPU, runs by name only.
 """
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from tandem_attn.kernels import backend as kernels
+from tandem_attn.kernels import emulated
 from tandem_attn.reference import sdpa, tiled
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Gradients, Inputs
-from tandem_attn.spec.plan import Plan
+from tandem_attn.spec.plan import BACKWARD, FORWARD, Plan
 from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
 AUTO = "auto"
+Bound = Callable[[tuple[Tensor | None, ...]], tuple[Tensor, Tensor] | None]
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class Backend:
     """Anything that takes (Problem, Plan, tensors).
 
     ``missing`` names what a problem asks for that the backend lacks, or is None. ``plan`` decides how, for a direction of ``spec.plan``.
+    ``bind`` (optional) prepares repeated forwards: from one call it makes a ``Bound``, which takes the tensors of another, with the same
+    properties and in the order of ``Inputs``, and returns O and LSE, or None where ``forward`` has to do it (an address that is not
+    aligned, say). It must not keep tensors.
     """
 
     name: str
@@ -37,6 +42,7 @@ class Backend:
     plan: Callable[[Problem, str], Plan]
     forward: Callable[[Problem, Plan, Inputs], tuple[Tensor, Tensor]]
     backward: Callable[[Problem, Plan, Inputs, Tensor, Tensor, Tensor, Tensor | None], Gradients]
+    bind: Callable[[Problem, Plan, Inputs], Bound | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,23 +71,40 @@ def _nothing_missing(problem: Problem) -> str | None:  # noqa: ARG001
     return None
 
 
-def _tandem_missing(problem: Problem) -> str | None:
-    """The forward is Tandem's; the backward is PyTorch's flash kernel, fed with Tandem's O and LSE."""
-    lacking = sdpa.missing(problem) if problem.backward else None
-    return kernels.missing(problem) or (f"a backward of its own (PyTorch's is used, which lacks {lacking})" if lacking else None)
+def _tandem_backward(
+    problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor, grad_out: Tensor, grad_lse: Tensor | None
+) -> Gradients:
+    """Fed with the O and LSE of our forward: PyTorch's flash kernel where it covers the problem, the tiled reference elsewhere."""
+    borrowed = tiled if sdpa.missing(problem) else sdpa
+    return borrowed.backward(problem, _host_plan(problem, BACKWARD) if borrowed is tiled else plan, inputs, out, lse, grad_out, grad_lse)
+
+
+def _emulated(arch: str) -> Backend:
+    def plan(problem: Problem, direction: str) -> Plan:
+        return emulated.plan(problem, arch) if direction == FORWARD else _host_plan(problem, direction)
+
+    summary = f"Tandem's own {arch} forward, executed and judged on the CPU (backward by reference)"
+    return Backend(emulated.PREFIX + arch, summary, partial(emulated.missing, arch=arch), plan, emulated.forward, tiled.backward)
 
 
 BACKENDS = {
     backend.name: backend
     for backend in (
         Backend(
-            "tandem", "Tandem's own Hopper forward (backward by PyTorch)", _tandem_missing, kernels.plan, kernels.forward, sdpa.backward
+            "tandem",
+            "Tandem's own Hopper forward (backward by PyTorch)",
+            kernels.missing,
+            kernels.plan,
+            kernels.forward,
+            _tandem_backward,
+            kernels.bind,
         ),
         Backend("sdpa", "PyTorch's scaled_dot_product_attention kernels", sdpa.missing, _host_plan, sdpa.forward, sdpa.backward),
         Backend("reference", "tiled attention in PyTorch operations", _nothing_missing, _host_plan, tiled.forward, tiled.backward),
+        *map(_emulated, emulated.CHIPS),
     )
 }
-ORDER = ("sdpa", "reference")  # what auto tries
+ORDER = ("tandem", "sdpa", "reference")  # what auto tries
 NAMES = (AUTO, *BACKENDS)
 
 
@@ -95,8 +118,8 @@ def choose(problem: Problem, name: str) -> Backend:
     support = supports(problem, name)
     if not support.ok:
         raise UnsupportedError(backend=name, missing=support.reason, nearest=_nearest(problem))
-    if name == AUTO and problem.device == "cuda":
-        _tell_once(support.backend)
+    if name == AUTO and problem.device == "cuda" and support.backend != ORDER[0]:
+        _tell_once(support.backend, BACKENDS[ORDER[0]].missing(problem) or "")
     return BACKENDS[support.backend]
 
 
@@ -142,10 +165,16 @@ def _nearest(problem: Problem) -> str:
     return f"backend={able[0]!r}" if able else "none"
 
 
-@functools.cache
-def _tell_once(taken: str) -> None:
+_told: set[str] = set()
+
+
+def _tell_once(taken: str, lacking: str) -> None:
+    """Warns that ``auto`` fell back; once for each backend that it falls back to."""
+    if taken in _told:
+        return
+    _told.add(taken)
     warnings.warn(
-        f"backend='auto' takes {taken!r} ({BACKENDS[taken].summary}) on a GPU in this release; "
-        "on Hopper backend='tandem' runs our own forward",
+        f"backend='auto' takes {taken!r} ({BACKENDS[taken].summary}): Tandem's own kernels lack {lacking}; "
+        f"later calls that take {taken!r} say nothing",
         stacklevel=2,
     )

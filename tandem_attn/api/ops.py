@@ -86,6 +86,15 @@ def _attention(*args: Any) -> tuple[Tensor, Tensor]:
         return backend.forward(problem, backend.plan(problem, FORWARD), inputs)
 
 
+def bind(arguments: tuple[Any, ...]) -> backends.Bound | None:
+    """The forward of these arguments with all but its addresses decided; None where its backend has no such form."""
+    named = dict(zip(ARGUMENTS, arguments, strict=True))
+    inputs = Inputs(**{name: named[name] for name in _INPUTS})
+    problem = _problem(inputs, named)
+    backend = backends.choose(problem, named["backend"])
+    return None if backend.bind is None else backend.bind(problem, backend.plan(problem, FORWARD), inputs)
+
+
 def _exact_dtypes(inputs: Inputs) -> torch.autocast:
     """Autocast, which the caller may have on, must not reach the products inside: they have the dtypes of the inputs."""
     return torch.autocast(inputs.q.device.type, enabled=False)

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
-import math
 import sys
 import warnings
-from collections.abc import Iterator
 
 import click
 import torch
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor
 
 from tandem_attn.api.backends import AUTO, NAMES, supports
 from tandem_attn.api.functions import Options, attention, attention_varlen
+from tandem_attn.cli.comparison import check_size, errors_table, expected, jsonable, outputs
 from tandem_attn.cli.problem_flags import problem_flags
-from tandem_attn.reference.compare import Comparison, compare_all, plainly, results
+from tandem_attn.reference.compare import Comparison, compare_all
 from tandem_attn.reference.samples import Sample, sample
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.problem import Problem
-
-_CAPTION = "max: largest absolute error; rel: relative Frobenius error; plain: PyTorch in the same dtype; bound: the contract's"
-LARGEST = 1 << 28  # elements of one head's score matrix: the truth holds several such float64 matrices
 
 
 @click.command(short_help="Errors of a problem against float64.")
@@ -49,17 +42,14 @@ def check(problem: Problem, seed: int, device: str, backend: str, as_json: bool)
     """
     try:
         problem = dataclasses.replace(problem, device=_device(device).type)
-        if problem.seqlen_q * problem.seqlen_k > LARGEST:
-            raise click.UsageError(
-                f"seqlen_q * seqlen_k must be <= {LARGEST} (the float64 truth is dense), got {problem.seqlen_q * problem.seqlen_k}"
-            )
+        check_size(problem)
         taken = sample(problem, seed, device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the table names the backend that ran
             got = run(problem, taken, backend)
     except (UnsupportedError, ValueError, TypeError) as error:
         raise click.ClickException(str(error)) from error
-    found = compare_all(got, *_expected(problem, taken, quiet=as_json), getattr(torch, problem.dtype))
+    found = compare_all(got, *expected(problem, taken, quiet=as_json), getattr(torch, problem.dtype))
     _report(problem, found, {"seed": seed, "device": device, "backend": _ran(problem, backend)}, as_json)
     if not all(comparison.ok for comparison in found):
         sys.exit(1)
@@ -119,65 +109,14 @@ def _ran(problem: Problem, backend: str) -> str:
     return forward if forward == backward else f"{forward} (forward), {backward} (backward)"
 
 
-def _expected(problem: Problem, taken: Sample, quiet: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Truth in float64 and the plain computation, one key/value head at a time: a dense score matrix is large."""
-    grad = taken.grad_out if problem.backward else None
-    truth, plain = [], []
-    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
-        for part, inputs, grad_out in progress.track(list(_heads(problem, taken.inputs, grad)), description="float64 truth"):
-            truth.append(results(part, inputs, torch.float64, grad_out))
-            plain.append(plainly(part, inputs, grad_out))
-    return _joined(truth), _joined(plain)
-
-
-def _heads(problem: Problem, inputs: Inputs, grad: Tensor | None) -> Iterator[tuple[Problem, Inputs, Tensor | None]]:
-    group = problem.heads_per_kv
-    part = dataclasses.replace(problem, heads=group, heads_kv=1)
-    for h in range(problem.heads_kv):
-        q, kv = slice(h * group, (h + 1) * group), slice(h, h + 1)
-        one = dataclasses.replace(
-            inputs,
-            q=inputs.q[..., q, :],
-            k=inputs.k[..., kv, :],
-            v=inputs.v[..., kv, :],
-            sink=None if inputs.sink is None else inputs.sink[q],
-            alibi_slopes=None if inputs.alibi_slopes is None else inputs.alibi_slopes[q],
-        )
-        yield part, one, None if grad is None else grad[..., q, :]
-
-
-def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Results of all heads: LSE has its heads second to last, sink and slopes last, the others before the head dimension."""
-    axes = {"dsink": -1, "dalibi_slopes": -1}
-    return {name: torch.cat([part[name] for part in parts], dim=axes.get(name, -2)) for name in parts[0]}
-
-
-def _jsonable(x: object) -> object:
-    """JSON has no infinities and no NaN: they become text ("-inf")."""
-    if isinstance(x, dict):
-        return {key: _jsonable(value) for key, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [_jsonable(value) for value in x]
-    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
-
-
 def _report(problem: Problem, found: list[Comparison], context: dict[str, object], as_json: bool) -> None:
     if as_json:
-        outputs = [{**dataclasses.asdict(comparison), "ok": comparison.ok} for comparison in found]
-        report = {"problem": str(problem), **context, "torch": torch.__version__, "outputs": outputs}
-        click.echo(json.dumps(_jsonable(report), indent=2, allow_nan=False))
+        report = {"problem": str(problem), **context, "torch": torch.__version__, "outputs": outputs(found)}
+        click.echo(json.dumps(jsonable(report), indent=2, allow_nan=False))
         return
     console = Console()
     console.print(f"{problem}\n" + ", ".join(f"{name} {value}" for name, value in context.items()), highlight=False)
-    table = Table(caption=_CAPTION, caption_justify="left")
-    table.add_column("output", overflow="fold")
-    for kind, which in itertools.product(("max", "rel"), ("error", "plain", "bound")):
-        table.add_column(f"{kind}\n{which}", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for c in found:
-        numbers = (c.max_error, c.plain_max_error, c.max_bound, c.relative_error, c.plain_relative_error, c.relative_bound)
-        table.add_row(c.name, *(f"{x:.1e}" for x in numbers), "[green]ok[/]" if c.ok else "[red]broken[/]")
-    console.print(table)
+    console.print(errors_table(found))
     for comparison in found:
         if not comparison.ok:
             console.print(str(comparison), highlight=False)

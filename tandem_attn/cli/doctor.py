@@ -84,8 +84,8 @@ def _devices() -> list[Finding]:
 def _gpu(index: int) -> Finding:
     major, minor = torch.cuda.get_device_capability(index)
     name = f"{torch.cuda.get_device_name(index)}, sm_{major}{minor}, CUDA {torch.version.cuda}"
-    own = ", tandem (by name)" if (major, minor) == (9, 0) else " (no kernel of our own for it yet)"
-    return Finding(f"cuda:{index}", name, f"backends sdpa, reference{own}")
+    own = "tandem, sdpa, reference" if (major, minor) == (9, 0) else "sdpa, reference (no kernel of our own runs on it)"
+    return Finding(f"cuda:{index}", name, f"backends {own}")
 
 
 def _backends() -> list[Finding]:

@@ -8,9 +8,11 @@ import sys
 import click
 
 from tandem_attn._version import __version__
+from tandem_attn.cli.bench import bench
 from tandem_attn.cli.check import check
 from tandem_attn.cli.demo import demo
 from tandem_attn.cli.doctor import doctor
+from tandem_attn.cli.emulate import emulate
 from tandem_attn.cli.plan import plan
 from tandem_attn.cli.roofline import roofline
 from tandem_attn.cli.support import support
@@ -26,6 +28,7 @@ def main() -> None:
       tandem doctor                 what works on this machine
       tandem support                what each backend covers
       tandem check --mask causal    a problem's errors against float64
+      tandem emulate --seqlen-q 300 the GPU kernel, executed and judged on this CPU
       tandem plan --chip b200       how a kernel is built, and why
       tandem roofline --chip b200   what bounds it
       tandem demo                   a language model running on Tandem
@@ -35,5 +38,5 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character of a table shows ?
 
 
-for command in (check, demo, doctor, plan, roofline, support):
+for command in (bench, check, demo, doctor, emulate, plan, roofline, support):
     main.add_command(command)

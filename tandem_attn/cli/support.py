@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem_attn.api.backends import AUTO, BACKENDS, supports
+from tandem_attn.kernels.emulated import PREFIX
 from tandem_attn.spec.masks import Causal, Document, Predicate, Window
 from tandem_attn.spec.problem import Problem
 
@@ -51,6 +52,7 @@ def cell(problem: Problem, backend: str, forward_only: bool = False) -> str:
     forward = supports(problem, backend)
     if not forward:
         return "-"
+    forward_only = forward_only or backend.startswith(PREFIX)  # the kernel's forward; gradients there are the reference's
     both = not forward_only and bool(supports(dataclasses.replace(problem, backward=True), backend))
     word = "yes" if both else "forward"
     return f"{word} ({forward.backend})" if backend == AUTO else word
@@ -58,7 +60,8 @@ def cell(problem: Problem, backend: str, forward_only: bool = False) -> str:
 
 def columns(device: str) -> tuple[str, ...]:
     """``auto`` and the backends that run on such a device."""
-    return (AUTO, *(name for name in BACKENDS if device == "cuda" or name != "tandem"))
+    elsewhere = {"cuda": PREFIX, "cpu": "tandem"}[device]
+    return (AUTO, *(name for name in BACKENDS if not name.startswith(elsewhere)))
 
 
 def rows(device: str) -> list[list[str]]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tandem_attn.emulator.report import Result
+
 
 class EmulatorError(Exception):
     """Base of everything the emulator raises on purpose."""
@@ -30,4 +35,8 @@ class ExecutionError(EmulatorError):
 
 
 class JudgementError(EmulatorError):
-    """Raised by `Result.raise_for_reports` when a run left reports."""
+    """Raised by `Result.raise_for_reports` when a run left reports; `result` holds them."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+        super().__init__("\n".join(map(str, result.reports)) or "the run did not finish")

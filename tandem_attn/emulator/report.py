@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem_attn.emulator.errors import JudgementError
+from tandem_attn.emulator.units import unit
 
 # Every kind of report, with what it means. A report's kind is one of these keys.
 KINDS = {
@@ -69,7 +70,7 @@ class Report:
 
 @dataclass(slots=True)
 class Statistics:
-    """Counts of one run. `instructions` counts warp-instructions; times are seconds."""
+    """Counts of one run. `instructions` counts warp-instructions, `opcodes` by dotted name; times are seconds."""
 
     instructions: int = 0
     ctas: int = 0
@@ -86,6 +87,14 @@ class Statistics:
     def rate(self) -> float:
         """Warp-instructions per second of execution, code generation and parsing left out."""
         return self.instructions / self.run_s if self.run_s else 0.0
+
+    @property
+    def units(self) -> Counter[str]:
+        """Warp-instructions of each unit of an SM (`units.UNITS`, "fma", "alu")."""
+        found: Counter[str] = Counter()
+        for opcode, count in self.opcodes.items():
+            found[unit(opcode)] += count
+        return found
 
 
 @dataclass(slots=True)
@@ -105,4 +114,4 @@ class Result:
     def raise_for_reports(self) -> None:
         """Raise JudgementError with every report when there is one."""
         if not self.ok:
-            raise JudgementError("\n".join(map(str, self.reports)) or "the run did not finish")
+            raise JudgementError(self)

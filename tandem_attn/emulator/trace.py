@@ -27,27 +27,7 @@ from tandem_attn.emulator.ptx.nodes import Instruction
 from tandem_attn.emulator.ptx.operands import results, sources
 from tandem_attn.emulator.ptx.program import Program
 from tandem_attn.emulator.report import Report
-
-# Which unit executes an instruction, by the first matching prefix.
-UNITS = {
-    "tensor": ("tcgen05.mma", "wgmma.mma", "mma.", "tcgen05.cp", "tcgen05.shift", "tcgen05.commit"),
-    "tmem": ("tcgen05.ld", "tcgen05.st"),
-    "tma": ("cp.async.bulk", "cp.reduce", "tensormap"),
-    "sync": ("mbarrier", "bar", "fence", "membar", "wgmma", "tcgen05"),
-    "lsu": ("cp.async", "ld", "st", "atom", "red."),
-    "mufu": ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"),
-    "shuffle": ("shfl", "vote", "redux", "match", "elect"),
-    "control": ("bra", "brx", "ret", "exit", "call", "setmaxnreg"),
-}
-
-
-def unit(ins: Instruction) -> str:
-    """The unit of an instruction: "fma" for floating-point arithmetic, "alu" for everything else that computes."""
-    for name, prefixes in UNITS.items():
-        if ins.opcode.startswith(prefixes):
-            return name
-    floating = ins.mods[-1] in ("f32", "f32x2", "f16x2", "bf16x2", "f16", "bf16", "f64")
-    return "fma" if floating and ins.name in ("add", "sub", "mul", "fma") else "alu"
+from tandem_attn.emulator.units import unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,4 +129,4 @@ class Trace:
             elif isinstance(event, Issue):
                 serial = event.agent.serial
                 size += self.moved.get(serial, 0)
-        return Record(position, ins.index, unit(ins), producers, size, barrier, releaser, serial)
+        return Record(position, ins.index, unit(ins.opcode), producers, size, barrier, releaser, serial)

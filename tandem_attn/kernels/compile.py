@@ -10,11 +10,12 @@ import base64
 import contextlib
 import functools
 import hashlib
+import importlib
 import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,47 +24,60 @@ from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
 
 TRITON = "3.9"  # Gluon's API changes between minor releases
+# By major compute capability: the module whose ``forward`` is the kernel.
+ENTRIES = {9: "tandem_attn.kernels.sm90.forward", 10: "tandem_attn.kernels.sm100.forward"}
+CODES = {"*": "Q", "i32": "i", "fp32": "f"}  # of ``struct``, by Triton's notation; every pointer has the first
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel and what a launch must know."""
+    """A compiled kernel and what a launch must know. Its arguments are TMA descriptors, then pointers, then numbers."""
 
     plan: Plan
     name: str
     cubin: bytes
     ptx: str
     shared_bytes: int
-    threads: int
-    descriptors: tuple[tuple[int, tuple[int, ...]], ...]  # swizzle and box of each TMA descriptor argument, outermost dimension first
+    threads: int  # of a CTA
+    ctas: int  # of a cluster
+    descriptors: tuple[tuple[int, tuple[int, ...]], ...]  # CUtensorMapSwizzle and box of each, outermost dimension first
+    codes: str  # of ``struct``, one for each pointer and number: their types
+    scratch_bytes: tuple[int, int]  # global memory for each CTA: the compiler's own, and instrumentation's
+
+    @functools.cached_property
+    def has_tails(self) -> bool:
+        """Whether a tensor's head_dim is cut into two chunks: the second half of the descriptors is theirs."""
+        half = len(self.descriptors) // 2
+        return self.descriptors[:half] != self.descriptors[half:]
 
 
 @functools.lru_cache(maxsize=1024)
-def compiled(plan: Plan, *, plain: bool = False) -> Kernel:
+def compiled(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     """The kernel of a plan, from memory, from disk, or compiled now.
 
     Args:
-        plan: a forward plan of a Hopper chip.
+        plan: a forward plan of a chip that has kernels (``ENTRIES``).
         plain: use Gluon's own synchronisation throughout (slower; Triton's sanitizers understand it).
+        consan: let Triton's concurrency sanitizer instrument the code; of use for the ``plain`` form only.
     """
-    return _load(code_plan(plan), plain)
+    return _load(code_plan(plan), plain, consan)
 
 
 def code_plan(plan: Plan) -> Plan:
     """The plan without what does not change the code: plans that share a kernel become equal."""
-    return replace(plan, smem=(), tmem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False)
+    return replace(plan, smem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False)
 
 
 @functools.lru_cache(maxsize=1024)
-def _load(plan: Plan, plain: bool) -> Kernel:
+def _load(plan: Plan, plain: bool, consan: bool) -> Kernel:
     directory = cache_dir()
     if directory is None:
-        return build(plan, plain=plain)
-    path = directory / f"{_key(plan, plain)}.json"
+        return build(plan, plain=plain, consan=consan)
+    path = directory / f"{_key(plan, plain, consan)}.json"
     kernel = _read(path, plan)
     if kernel is None:
         with _locked(path.with_suffix(".lock")):  # one process compiles, the others wait here and then find the file
-            kernel = _read(path, plan) or _write(path, build(plan, plain=plain))
+            kernel = _read(path, plan) or _write(path, build(plan, plain=plain, consan=consan))
     return kernel
 
 
@@ -77,24 +91,28 @@ def cache_dir() -> Path | None:
     return root
 
 
-def build(plan: Plan, *, plain: bool = False) -> Kernel:
+def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     """Compiles without any cache of ours."""
     triton = _triton()
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    from tandem_attn.kernels.sm90 import forward
-
-    entry = forward.forward
-    constants = {"plan": plan, "plain": plain}
-    signature = {name: "constexpr" if name in constants else _type(name, plan) for name in entry.arg_names}
-    source = GluonASTSource(entry, signature, {(entry.arg_names.index(name),): value for name, value in constants.items()})
     major, minor = get_arch(plan.arch).capability or (0, 0)
-    options = {"num_warps": WARPGROUP, "maxnreg": entry_registers(plan), "enable_fp_fusion": True}
+    entry = importlib.import_module(ENTRIES[major]).forward
+    constants = {"plan": plan, "plain": plain}
+    types = {name: _type(name, plan) for name in entry.arg_names if name not in constants}
+    signature = {name: types.get(name, "constexpr") for name in entry.arg_names}
+    source = GluonASTSource(entry, signature, {(entry.arg_names.index(name),): value for name, value in constants.items()})
+    options: dict[str, Any] = {"num_warps": WARPGROUP, "num_ctas": plan.cta_group, "maxnreg": entry_registers(plan)}
+    options |= {"enable_fp_fusion": True} | ({"instrumentation_mode": "consan"} if consan else {})
     out = triton.compile(source, target=GPUTarget("cuda", major * 10 + minor, 32), options=options)
-    threads = out.metadata.num_warps * 32
-    descriptors = tuple((meta["swizzle"], tuple(meta["block_size"])) for meta in out.metadata.tensordesc_meta)
-    return Kernel(plan, out.metadata.name, out.asm["cubin"], out.asm["ptx"], out.metadata.shared, threads, descriptors)
+    meta = out.metadata
+    return Kernel(
+        plan, meta.name, out.asm["cubin"], out.asm["ptx"], meta.shared, meta.num_warps * 32, meta.num_ctas,
+        descriptors=tuple((each["swizzle"], tuple(each["block_size"])) for each in meta.tensordesc_meta),
+        codes="".join(CODES["*" if kind.startswith("*") else kind] for kind in types.values() if not kind.startswith("tensordesc")),
+        scratch_bytes=(meta.global_scratch_size, meta.profile_scratch_size),
+    )  # fmt: skip
 
 
 def entry_registers(plan: Plan) -> int:
@@ -117,14 +135,17 @@ def _descriptor_type(tensor: str, tail: bool, plan: Plan) -> str:
 
     box = box_shape(tensor, tail, plan)
     dtype = {"bfloat16": "bf16", "float16": "fp16"}[plan.dtype]
-    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16 if dtype == "bf16" else gl.float16)
+    split = []
+    if plan.cta_group == 2:  # each CTA of a pair holds half the rows of q, k and o, and half the columns of v
+        split = [[int(i == len(box) - (1 if tensor == "v" else 2)) for i in range(len(box))]]
+    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16 if dtype == "bf16" else gl.float16, cga_layout=split)
     return f"tensordesc<{dtype}{box},{layout!r}>"
 
 
 def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     """Shape of one TMA copy of q, k, v or o, see ``kernels.common.copies``."""
     chunks = plan.head_dim_chunks if tensor in "qk" else plan.head_dim_v_chunks
-    rows = plan.tile_m if tensor in "qo" else plan.tile_n
+    rows = plan.tile_m * plan.cta_group if tensor in "qo" else plan.tile_n
     return [1] * leading_dims(tensor, plan) + [rows, chunks[-1] if tail else chunks[0]]
 
 
@@ -135,16 +156,16 @@ def leading_dims(tensor: str, plan: Plan) -> int:
     return 3 if plan.seqused and tensor != "o" else 2
 
 
-def _key(plan: Plan, plain: bool) -> str:
-    text = repr((plan, plain, _triton().__version__, _sources()))
+def _key(plan: Plan, plain: bool, consan: bool) -> str:
+    text = repr((plan, plain, consan, _triton().__version__, _sources()))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @functools.cache
 def _sources() -> str:
-    """Digest of the sources that decide the code."""
+    """Digest of the sources that decide the code: device code lies in folders, host code beside this file."""
     root = Path(__file__).parent
-    files = [*sorted(root.rglob("*.py")), root.parent / "spec" / "exp2.py"]
+    files = [Path(__file__), *sorted(root.glob("*/*.py")), root.parent / "spec" / "exp2.py"]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
@@ -153,18 +174,14 @@ def _read(path: Path, plan: Plan) -> Kernel | None:
         stored: dict[str, Any] = json.loads(path.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    descriptors = tuple((swizzle, tuple(box)) for swizzle, box in stored.pop("descriptors"))
-    return Kernel(plan, cubin=base64.b64decode(stored.pop("cubin")), descriptors=descriptors, **stored)
+    stored["descriptors"] = tuple((swizzle, tuple(box)) for swizzle, box in stored["descriptors"])
+    stored["scratch_bytes"] = tuple(stored["scratch_bytes"])
+    stored["cubin"] = base64.b64decode(stored["cubin"])
+    return Kernel(plan, **stored)
 
 
 def _write(path: Path, kernel: Kernel) -> Kernel:
-    stored = {
-        "name": kernel.name,
-        "shared_bytes": kernel.shared_bytes,
-        "threads": kernel.threads,
-        "ptx": kernel.ptx,
-        "descriptors": kernel.descriptors,
-    }
+    stored = {field.name: getattr(kernel, field.name) for field in fields(kernel) if field.name != "plan"}
     stored["cubin"] = base64.b64encode(kernel.cubin).decode()
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(json.dumps(stored))

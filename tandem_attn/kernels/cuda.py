@@ -58,10 +58,37 @@ def tensor_map(dtype: str, address: int, shape: Sequence[int], strides: Sequence
     return ctypes.string_at(aligned, TENSOR_MAP_BYTES)
 
 
-def launch(function: int, grid: int, threads: int, shared_bytes: int, stream: int, params: ctypes.Array[ctypes.c_void_p]) -> None:
-    """``grid`` CTAs of ``threads`` threads on ``stream``; ``params`` point to the kernel's arguments."""
-    status = _driver().cuLaunchKernel(
-        ctypes.c_void_p(function), grid, 1, 1, threads, 1, 1, shared_bytes, ctypes.c_void_p(stream), params, None
+class _Config(ctypes.Structure):
+    """CUlaunchConfig (CUDA Driver API, Data types)."""
+
+    _fields_ = (
+        *((f"{what}Dim{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "XYZ"),
+        ("sharedMemBytes", ctypes.c_uint),
+        ("hStream", ctypes.c_void_p),
+        ("attrs", ctypes.c_void_p),
+        ("numAttrs", ctypes.c_uint),
     )
-    if status:
-        _check(status, "cuLaunchKernel")
+
+
+class Launch:
+    """Launches of one function whose parameters lie in one place; all but grid and stream is laid out once.
+
+    Args:
+        function: handle of ``load_function``.
+        threads: of a CTA.
+        shared_bytes: dynamic shared memory of a CTA.
+        params: addresses of the parameters, which are read during each call.
+    """
+
+    def __init__(self, function: int, threads: int, shared_bytes: int, params: ctypes.Array[ctypes.c_void_p]) -> None:
+        self._config = _Config(1, 1, 1, threads, 1, 1, shared_bytes, None, None, 0)
+        self._arguments = (ctypes.byref(self._config), ctypes.c_void_p(function), params, None)
+        self._call = _driver().cuLaunchKernelEx
+
+    def __call__(self, grid: int, stream: int) -> None:
+        """``grid`` CTAs on a stream, given by its handle."""
+        self._config.gridDimX = grid
+        self._config.hStream = stream
+        status = self._call(*self._arguments)
+        if status:
+            _check(status, "cuLaunchKernelEx")

@@ -1,73 +1,110 @@
-"""Launch of a compiled kernel: argument block, TMA descriptors, module per device.
+"""Launch on a GPU: a launch description becomes an argument block, with encoded TMA descriptors, for a module of each device.
 
-A call costs microseconds of host time, so everything that repeats is kept: the argument block and its pointers for each kernel, device
-and thread. Encoded descriptors are kept by ``backend``.
+A call costs microseconds of host time, so everything that repeats is kept: encoded descriptors, loaded functions, and argument blocks with
+their pointers.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import threading
-from collections.abc import Sequence
 
 from tandem_attn.kernels import cuda
 from tandem_attn.kernels.compile import Kernel
-
-DESCRIPTORS = 8  # q, k, v, o and their tails
-_SCALARS = struct.Struct("10Q4i2f11i4x2Q")  # in the order of the kernel's arguments; at the end the two scratch pointers Triton appends
-_MAPS_BYTES = DESCRIPTORS * cuda.TENSOR_MAP_BYTES
-_SIZES = {"Q": 8, "i": 4, "f": 4}
+from tandem_attn.kernels.prepare import LaunchDescription, TensorMap
 
 
-class Launcher:
-    """One kernel on one device, for one thread."""
+class ArgumentBlock:
+    """The arguments of one kernel, for one thread: descriptors, pointers, numbers, and the array of their addresses.
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
-        self._function = cuda.load_function(kernel.cubin, kernel.name, kernel.shared_bytes)
-        self._memory = ctypes.create_string_buffer(_MAPS_BYTES + _SCALARS.size + cuda.TENSOR_MAP_ALIGN)
-        start = ctypes.addressof(self._memory)
-        self._offset = -start % cuda.TENSOR_MAP_ALIGN
-        self._view = memoryview(self._memory).cast("B")
-        self._params = _pointers(start + self._offset, kernel)
+    Attributes:
+        launch: runs the kernel with what the block holds, as ``launch(grid, stream)``.
+        maps: the descriptors, each tensor's head beside its tail (where the kernel has tails).
+        words: the pointers, as 64-bit words.
+    """
 
-    def __call__(self, grid: int, stream: int, maps: Sequence[bytes], scalars: Sequence[int | float]) -> None:
-        """Runs the kernel.
+    def __init__(self, kernel: Kernel, device: int) -> None:
+        self._values, self._order = _values(kernel), _map_order(kernel)
+        maps_bytes = len(self._order) * cuda.TENSOR_MAP_BYTES
+        memory = ctypes.create_string_buffer(maps_bytes + self._values.size + cuda.TENSOR_MAP_ALIGN)
+        address = ctypes.addressof(memory)
+        start = -address % cuda.TENSOR_MAP_ALIGN
+        self.maps = memoryview(memory).cast("B")[start : start + maps_bytes]
+        self._numbers = memoryview(memory).cast("B")[start + maps_bytes : start + maps_bytes + self._values.size]
+        self.words = self._numbers[: kernel.codes.count("Q") * struct.calcsize("Q")].cast("Q")
+        self.launch = cuda.Launch(_function(kernel, device), kernel.threads, kernel.shared_bytes, _pointers(address + start, kernel))
 
-        Args:
-            grid: CTAs.
-            stream: CUDA stream handle.
-            maps: encoded descriptors of q, k, v, o and their tails.
-            scalars: pointers and numbers in the order of the kernel's arguments.
-        """
-        self._view[self._offset : self._offset + _MAPS_BYTES] = b"".join(maps)
-        _SCALARS.pack_into(self._view, self._offset + _MAPS_BYTES, *scalars, 0, 0)
-        cuda.launch(self._function, grid, self._kernel.threads, self._kernel.shared_bytes, stream, self._params)
+    def write(self, launch: LaunchDescription) -> None:
+        """Fills the whole block."""
+        self.maps[:] = _encoded(tuple(launch.maps[i] for i in self._order))
+        self._values.pack_into(self._numbers, 0, *[0 if x is None else x.data_ptr() for x in launch.pointers], *launch.numbers, 0, 0)
+
+
+def _map_order(kernel: Kernel) -> list[int]:
+    """Numbers of the descriptors as they lie in the block: a tensor's head, then its tail; a kernel without tails reads heads for them."""
+    half = len(kernel.descriptors) // 2
+    return [i for head in range(half) for i in ((head, half + head) if kernel.has_tails else (head,))]
+
+
+@functools.lru_cache(maxsize=1024)
+def _encoded(maps: tuple[TensorMap, ...]) -> bytes:
+    return b"".join([_encoded_one(each) for each in maps])
+
+
+@functools.lru_cache(maxsize=8192)
+def _encoded_one(x: TensorMap) -> bytes:
+    return encode(x, x.address)
+
+
+def encode(x: TensorMap, address: int) -> bytes:
+    """A descriptor, as ``x`` says, of another address."""
+    return cuda.tensor_map(x.dtype, address, x.sizes, x.strides, x.box, x.swizzle)
+
+
+def _values(kernel: Kernel) -> struct.Struct:
+    """Pointers and numbers, and at the end the two scratch pointers that Triton appends, here always null."""
+    return struct.Struct(f"{kernel.codes}0Q2Q")
 
 
 def _pointers(start: int, kernel: Kernel) -> ctypes.Array[ctypes.c_void_p]:
     """Address of every kernel parameter. After each descriptor come its shape and strides, which our kernels do not read."""
-    zeros = start + _MAPS_BYTES + _SCALARS.size - 16
+    order, half = _map_order(kernel), len(kernel.descriptors) // 2
+    values = start + len(order) * cuda.TENSOR_MAP_BYTES
+    zeros = values + _values(kernel).size - 2 * struct.calcsize("Q")
     addresses: list[int] = []
     for i, (_, box) in enumerate(kernel.descriptors):
-        addresses += [start + i * cuda.TENSOR_MAP_BYTES, *[zeros] * (2 * len(box))]
-    offset = start + _MAPS_BYTES
-    for code in "QQQQQQQQQQiiiiffiiiiiiiiiii":
-        addresses.append(offset)
-        offset += _SIZES[code]
-    addresses += [zeros, zeros + 8]
+        place = order.index(i if kernel.has_tails else i % half)
+        addresses += [start + place * cuda.TENSOR_MAP_BYTES, *[zeros] * (2 * len(box))]
+    for i, code in enumerate(kernel.codes):
+        addresses.append(values + struct.calcsize(kernel.codes[: i + 1]) - struct.calcsize(code))
+    addresses += [zeros, zeros + struct.calcsize("Q")]
     return (ctypes.c_void_p * len(addresses))(*addresses)
+
+
+_functions: dict[tuple[int, int], tuple[Kernel, int]] = {}  # with its kernel, whose id then names nothing else
+_loading = threading.Lock()
+
+
+def _function(kernel: Kernel, device: int) -> int:
+    """Handle of the kernel on the current device, whose index is ``device``; loaded once."""
+    key = (id(kernel), device)
+    with _loading:
+        if key not in _functions:
+            _functions[key] = (kernel, cuda.load_function(kernel.cubin, kernel.name, kernel.shared_bytes))
+        return _functions[key][1]
 
 
 _local = threading.local()
 
 
-def launcher(kernel: Kernel, device: int) -> Launcher:
-    """The launcher of a kernel on the current device, whose index is ``device``."""
-    cache: dict[tuple[int, int], Launcher] = _local.__dict__.setdefault("launchers", {})
-    key = (id(kernel), device)
-    found = cache.get(key)
-    if found is None:
-        found = cache[key] = Launcher(kernel)
-    return found
+def run(launch: LaunchDescription, device: int, stream: int) -> None:
+    """Runs a launch on a CUDA stream, given by its handle, of the current device, whose index is ``device``."""
+    blocks: dict[tuple[int, int], ArgumentBlock] = _local.__dict__.setdefault("blocks", {})
+    key = (id(launch.kernel), device)
+    block = blocks.get(key)
+    if block is None:
+        block = blocks[key] = ArgumentBlock(launch.kernel, device)
+    block.write(launch)
+    block.launch(launch.grid * launch.kernel.ctas, stream)

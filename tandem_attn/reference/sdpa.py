@@ -91,8 +91,16 @@ def forward(problem: Problem, plan: Plan, inputs: Inputs) -> tuple[Tensor, Tenso
 
 
 def _heads_first(*tensors: Tensor) -> list[Tensor]:
-    """(B, S, H, D) -> (B, H, S, D) without a copy, but for a last stride that is not 1, which the CPU kernel would take for 1."""
-    return [(x if x.stride(-1) == 1 else x.contiguous()).transpose(1, 2) for x in tensors]
+    """(B, S, H, D) -> (B, H, S, D) without a copy where PyTorch's kernels can read the tensor as it lies."""
+    return [(x if _readable(x) else x.clone(memory_format=torch.contiguous_format)).transpose(1, 2) for x in tensors]
+
+
+def _readable(x: Tensor) -> bool:
+    """The CPU kernel takes any last stride for 1; the CUDA kernels read 16 bytes at a time wherever a row begins."""
+    if x.stride(-1) != 1:
+        return False
+    at_16 = all(n * x.element_size() % 16 == 0 for n in (x.storage_offset(), *x.stride()[:-1]))
+    return x.device.type == "cpu" or (at_16 and x.data_ptr() % 16 == 0)
 
 
 def _spread_nan(q: Tensor, out: Tensor, lse: Tensor) -> None:

@@ -15,6 +15,8 @@ from tandem_attn.spec.arch import Arch, get_arch
 from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.resources import MMA_BYTES, Region, Role, check_regions, check_roles, chunks, used
 
+_WARP_ROWS = 32  # rows of a warp where each thread holds one
+
 FORWARD = "forward"
 BACKWARD = "backward"
 ELEMENT_BYTES = {"float8_e4m3fn": 1, "float8_e5m2": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -95,7 +97,9 @@ class Plan:
     bias: bool = False
     return_lse: bool = False
     intra_overlap: bool = False  # Hopper: the next S = QK is issued before this block's softmax
+    o_over_q: bool = False  # O is staged in the shared memory of its Q tile, which is then read for the last time; else O has its own
     q_registers: bool = False  # Hopper: Q is operand A from registers, and its shared memory is free for the next tile's
+    q_tail_registers: bool = False  # Hopper: of two chunks of Q, the second is operand A from registers
     ping_pong: bool = False  # Hopper: the consumers issue their products in turns, so that one's softmax runs under another's MMA
     early_turn: bool = False  # Hopper: the turn passes once S = QK is issued, not P V too
 
@@ -130,8 +134,8 @@ class Plan:
 
     @property
     def shared_kv_ring(self) -> bool:
-        """Whether K and V tiles have one size, so that all slots form one ring; otherwise K and V have a ring each."""
-        return sum(self.head_dim_chunks) == sum(self.head_dim_v_chunks)
+        """Whether K and V tiles have one shape in a CTA, so that all slots form one ring; otherwise K and V have a ring each."""
+        return sum(self.head_dim_chunks) == sum(self.head_dim_v_chunks) and self.cta_group == 1
 
     @property
     def k_stages(self) -> int:
@@ -214,6 +218,10 @@ def _check_choices(p: Plan, arch: Arch) -> None:
         raise ValueError(f"cta_group must be 1, or 2 on a chip with tcgen05, got {p.cta_group!r} on {arch.name}")
     if p.schedule.launch is Launch.CLC and not arch.tmem_columns:
         raise ValueError(f"schedule.launch 'clc' needs cluster launch control (Blackwell), got arch {arch.name}")
+    if p.schedule.launch is Launch.DYNAMIC and p.cta_group == 2:
+        raise ValueError(
+            "schedule.launch must not be 'dynamic' with cta_group=2 (a counter hands tiles to single CTAs): use 'static', 'clc'"
+        )
     if p.schedule.section < 0:
         raise ValueError(f"schedule.section must be >= 0, got {p.schedule.section}")
 
@@ -244,9 +252,11 @@ def _check_numerics(p: Plan) -> None:
         raise ValueError(f"rescale_threshold must be finite and >= 0 (log2 units), got {p.rescale_threshold!r}")
     if p.rescale_rows and p.tile_m % p.rescale_rows:
         raise ValueError(f"rescale_rows must be 0 or divide tile_m={p.tile_m}, got {p.rescale_rows}")
+    if p.direction == FORWARD and get_arch(p.arch).tmem_columns and p.rescale_rows not in (0, 1, _WARP_ROWS, p.tile_m):
+        raise ValueError(f"rescale_rows must be 0, 1, {_WARP_ROWS} (a warp) or {p.tile_m} (a query tile) on {p.arch}, got {p.rescale_rows}")
     ascending = all(a < b for a, b in zip((0.0, *p.p_parts), p.p_parts, strict=False))
-    if not p.p_parts or not ascending or p.p_parts[-1] != 1.0:
-        raise ValueError(f"p_parts must ascend within (0, 1] and end at 1.0, got {p.p_parts}")
+    if not 1 <= len(p.p_parts) <= 3 or not ascending or p.p_parts[-1] != 1.0:
+        raise ValueError(f"p_parts must ascend within (0, 1] and end at 1.0, in at most three parts, got {p.p_parts}")
     step = max(1, MMA_BYTES // p.element_bytes)
     if len(p.p_parts) > 1 and any((part * p.tile_n) % step for part in p.p_parts):
         raise ValueError(f"p_parts must cut tile_n={p.tile_n} at multiples of {step} columns (one MMA step), got {p.p_parts}")

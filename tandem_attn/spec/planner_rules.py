@@ -74,12 +74,17 @@ def kv_stages_that_fit(arch: Arch, fixed_bytes: int, k_bytes: int, v_bytes: int)
     return min(MAX_KV_STAGES, 2 * pairs + (rest >= k_bytes))
 
 
-def forward_smem(q_tiles: int, q_bytes: int, stages: int, k_bytes: int, v_bytes: int, o_bytes: int, *, own_o: bool) -> Packer:
-    """Q tiles, K/V slots and O tiles; without ``own_o`` each O tile is staged where its Q lay (Q was read for the last time)."""
+def forward_smem(
+    q_tiles: int, q_bytes: int, stages: int, k_bytes: int, v_bytes: int, o_bytes: int, *, own_o: bool, one_ring: bool = True
+) -> Packer:
+    """Q tiles, K/V slots and O tiles; without ``own_o`` each O tile is staged where its Q lay (Q was read for the last time).
+
+    K and V tiles of one size share a ring if ``one_ring``.
+    """
     smem = Packer(SMEM_ALIGN)
     for i in range(q_tiles):
         smem.add(f"Q{i}", q_bytes)
-    if k_bytes == v_bytes:
+    if one_ring and k_bytes == v_bytes:
         smem.add("KV ring", stages * k_bytes)
     else:
         smem.add("K ring", (stages - stages // 2) * k_bytes)

@@ -28,6 +28,7 @@ from tandem_attn.spec.problem import Problem
 from tandem_attn.spec.resources import Packer, Region, Role, chunks
 
 _F32 = 4
+_DISPATCH_BYTES = 1024  # what Gluon keeps in shared memory to start its roles with; with the barriers 0.6 to 0.9 KB in the kernels compiled
 _PAIR_HEAD_DIM = 128  # from here on a CTA pair pays: below, K and V tiles are small and the exponential decides alone
 _DQ_COLUMNS, _DQ_STAGES = 32, 2  # dQ leaves tensor memory in slices of 32 columns, one being written while one is added
 
@@ -40,15 +41,16 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     own_o = not point["o_over_q"]
     if not own_o and o_bytes > q_bytes:
         return None
-    stats = 2 * q_stages * tile_m * _F32  # alpha, then the row sum, from softmax to correction
-    fixed = q_stages * (q_bytes + (o_bytes if own_o else 0)) + stats + BARRIER_BYTES
+    stats = q_stages * tile_m * _F32  # how to scale O, from softmax to correction
+    fixed = q_stages * (q_bytes + (o_bytes if own_o else 0)) + stats + BARRIER_BYTES + _DISPATCH_BYTES
     stages = point["kv_stages"] or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
     if stages < 2:
         raise too_large(arch, fixed + k_bytes + v_bytes)
-    smem = forward_smem(q_stages, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
+    smem = forward_smem(q_stages, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o, one_ring=pair == 1)
     smem.add("row stats", stats)
     smem.add("barriers", BARRIER_BYTES)
-    fields = {k: v for k, v in point.items() if k != "o_over_q"}
+    smem.add("arguments", _DISPATCH_BYTES)
+    fields = dict(point)
     technique = {"exp2": _exp2(problem, arch), "rescale_rows": 32, "p_parts": p_parts(tile_n, e)}
     tmem = _forward_tmem(q_stages, tile_n, dv, e)
     return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(q_stages), "smem": smem.regions, "tmem": tmem})
@@ -77,10 +79,14 @@ def _forward_tmem(q_stages: int, tile_n: int, dv: int, element_bytes: int) -> tu
 
 
 def _roles(q_stages: int) -> tuple[Role, ...]:
-    # With 24 registers for the small roles, correction gets 104 and no loop spills; at the public kernels' 80 it does (compiled for
-    # sm_100a).
-    softmax = [Role(f"softmax{i}", 4, 192) for i in range(q_stages)]
-    return (*softmax, Role("correction", 4, 104), Role("mma", 1, 24), Role("load", 1, 24))
+    """The launch table. Gluon's first role gets the registers that the others leave.
+
+    With these budgets no loop over key blocks spills (two query tiles; compiled for sm_100a). With 192 for softmax and 24 for the small
+    roles, which suits one chunk of head_dim, the mma loop of two chunks does; with 80 for correction its loop does.
+    """
+    correction, softmax, small = (96, 184, 48) if q_stages == 2 else (168, 232, 112)
+    tiles = [Role(f"softmax{i}", 4, softmax) for i in range(q_stages)]
+    return (Role("correction", 4, correction), *tiles, Role("mma", 1, small), Role("load", 1, small))
 
 
 def _exp2(problem: Problem, arch: Arch) -> Exp2Split:
@@ -208,10 +214,6 @@ def _with_statistics(smem: Packer, point: dict[str, Any]) -> tuple[Region, ...]:
     return smem.regions
 
 
-def _o_over_q(plan: Plan) -> bool:
-    return any(region.name == "O0" and region.overlaps for region in plan.smem)
-
-
 def _tight(plan: Plan) -> bool:
     return any(region.name == "dP" and region.overlaps for region in plan.tmem)
 
@@ -229,7 +231,7 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
         ),
         Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair shares K and V: half the shared memory and traffic for them in each"),
         Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
-        Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
+        Criterion(lambda p: p.o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     )
 

@@ -22,10 +22,13 @@ from tandem_attn.spec.planner_rules import (
 from tandem_attn.spec.problem import Problem
 from tandem_attn.spec.resources import Packer, Role, chunks
 
-_CONSUMER = {1: 240, 2: 240, 3: 160}  # registers a thread (public FA3 and FA4 kernels); the rest of 65,536 goes to the producer's warpgroup
-_PRODUCER = {1: 24, 2: 24, 3: 32}
+# Registers a thread (public FA3 and FA4 kernels); the rest of 65,536 goes to the producer's warpgroup. With one consumer it is what lifts
+# the mean, with which a thread starts, over the 158 that ptxas wants for a wgmma of 64 x 256.
+_CONSUMER = {1: 240, 2: 240, 3: 160, 4: 120}
+_PRODUCER = {1: 96, 2: 24, 3: 32, 4: 24}
 _SPARE = 32  # registers a thread besides accumulators and P: row statistics, addresses, loop state
 _Q_ROOM = 40  # to be left when Q is in registers too: with 32, ptxas spills in the block loop of (192, 128)
+_TWO_CHUNKS = 160  # accumulators a thread when O is two tensors: with 176, ptxas spills in the block loop of head_dim 160
 _THREADS = 128  # of a warpgroup
 _WGMMA_ROWS = 64  # rows of A in one wgmma (PTX ISA)
 
@@ -50,27 +53,30 @@ def _few_scalars(problem: Problem, mask: str) -> bool:
 def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:
     consumers, tile_m, tile_n = point["q_stages"], point["tile_m"], point["tile_n"]
     if consumers not in _CONSUMER:
-        raise ValueError(f"q_stages must be 1, 2 or 3 on {arch.name} (consumer warpgroups), got {consumers}")
+        raise ValueError(f"q_stages must be 1, 2, 3 or 4 on {arch.name} (consumer warpgroups), got {consumers}")
     d, dv = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v))
     scores, out, p = tile_m * tile_n // _THREADS, tile_m * dv // _THREADS, tile_m * tile_n // _THREADS // 2
-    q = tile_m * d // _THREADS // 2 if point["q_registers"] else 0
-    if (q and not _few_scalars(problem, base["mask"])) or (consumers == 3 and not _fills_wide_tiles(problem)):
+    in_registers = d if point["q_registers"] else chunks(problem.head_dim)[-1] if point["q_tail_registers"] else 0
+    q = tile_m * in_registers // _THREADS // 2
+    if point["q_registers"] and not _few_scalars(problem, base["mask"]):
         return None
     live = out + scores + p + q  # S arrives while P of the block before is an operand of P V
+    if len(chunks(problem.head_dim_v)) > 1 and (live > _TWO_CHUNKS or consumers > 2):
+        raise ValueError(f"registers: {live} for accumulators, O in two parts, leave too few of {_CONSUMER[consumers]} a thread")
     if live > _CONSUMER[consumers] - (_Q_ROOM if q else _SPARE):
         raise ValueError(f"registers: {live} for accumulators leave no {_SPARE} of {_CONSUMER[consumers]} a thread")
     e = problem.element_bytes
     q_bytes, o_bytes, k_bytes, v_bytes = tile_m * d * e, tile_m * dv * e, tile_n * d * e, tile_n * dv * e
     own_o = not point["o_over_q"]
     fixed = consumers * (q_bytes + (o_bytes if own_o else 0)) + BARRIER_BYTES
-    if not own_o and o_bytes > q_bytes:
-        return None
+    if not own_o and (point["q_registers"] or chunks(problem.head_dim)[: len(chunks(problem.head_dim_v))] != chunks(problem.head_dim_v)):
+        return None  # Q of the next tile lies there already, or O is cut otherwise
     stages = point["kv_stages"] or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
     if stages < 2:
         raise too_large(arch, fixed + k_bytes + v_bytes)
     smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
     smem.add("barriers", BARRIER_BYTES)
-    fields = {k: v for k, v in point.items() if k != "o_over_q"}
+    fields = dict(point)
     fields |= {"kv_stages": stages, "rescale_rows": 16, "early_turn": consumers == 2, "ping_pong": consumers > 1}
     return Plan(**{**base, **fields, "roles": _roles(consumers), "smem": smem.regions})
 
@@ -104,20 +110,28 @@ def _smem_over_mma(plan: Plan) -> float:
     return max(1.0, (plan.tile_m + plan.tile_n) * d * plan.element_bytes / 128 / (2 * plan.tile_m * plan.tile_n * d / 4096))
 
 
-def _o_over_q(plan: Plan) -> bool:
-    return any(region.overlaps for region in plan.smem)
+def _overlap_sentence(plan: Plan) -> str:
+    """Measured on an H200 (docs/ledger.md): with large head_dim the own P V hides it better, else registers decide."""
+    if plan.intra_overlap:
+        return "a consumer's softmax runs under its own P V as well as under the others' MMAs"
+    return "a consumer's softmax starts when its P V is done: it runs under the others' MMAs"
 
 
 def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
     return (
         fewest_idle_tiles(problem),
-        Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
+        Criterion(
+            lambda p: p.q_stages > 2 and not _fills_wide_tiles(problem),
+            lambda p: f"{p.q_stages} consumers: at these lengths tiles of more rows are slower (measured, docs/ledger.md)",
+        ),
+        Criterion(lambda p: -min(p.kv_stages, 4), lambda p: f"{p.kv_stages} K/V slots: the next K and V load while this pair is read"),
         Criterion(lambda p: -min(p.q_stages, 2), lambda p: f"{p.q_stages} consumers: one's softmax runs under another's MMA"),
         Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
         Criterion(lambda p: not p.q_registers, lambda _: "Q is read once into registers: shared memory feeds the MMAs with K and V only"),
-        Criterion(_o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
+        Criterion(lambda p: p.o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
+        Criterion(lambda p: p.intra_overlap != p.o_over_q, _overlap_sentence),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     )
 
@@ -126,7 +140,6 @@ def _forward_remarks(plan: Plan) -> list[Choice]:
     return [
         exp2_remark(plan),
         ("rescale_rows", f"a warp (16 rows) rescales O only when one of its maxima grew by more than 2^{plan.rescale_threshold:g}"),
-        ("intra_overlap", "a consumer's softmax starts when its P V is done: it runs under the others' MMAs (measured, docs/ledger.md)"),
     ]
 
 
@@ -148,8 +161,9 @@ FORWARD = Grid(
         "tile_n": (128, 64),
         "q_stages": (3, 2, 1),
         "q_registers": (True, False),
-        "intra_overlap": (False,),
-        "o_over_q": (False,),
+        "q_tail_registers": (False,),
+        "intra_overlap": (False, True),
+        "o_over_q": (False, True),
         "kv_stages": (ALL_THAT_FIT,),
     },
     build=_forward,

@@ -459,13 +459,13 @@ def test_contract_12_auto_takes_the_first_that_covers_the_call() -> None:
     assert list(backends.ORDER) == [name for name in tandem_attn.backends() if name in backends.ORDER]
 
 
-def test_contract_12_auto_says_once_that_it_fell_back() -> None:
-    backends._tell_once.cache_clear()
+def test_contract_12_auto_says_once_that_it_fell_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_told", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
-            backends._tell_once("reference")
-    assert len(caught) == 1 and "takes 'reference'" in str(caught[0].message)
+            backends._tell_once("reference", "a KV cache")
+    assert len(caught) == 1 and "takes 'reference'" in str(caught[0].message) and "a KV cache" in str(caught[0].message)
 
 
 def test_contract_12_input_errors_are_no_asserts() -> None:

@@ -197,3 +197,37 @@ def test_fma_rounds_once():
         exact, value = a * b + c, Fraction(float_of(got[i]))
         step = abs(Fraction(float(np.spacing(np.float32(float(value)))))) if value else Fraction(1, 2**149)
         assert abs(exact - value) * 2 <= step, f"lane {i}: {float(value)} is not the nearest to {float(exact)}"
+
+
+def rounded(exact: Fraction, mode: str) -> Fraction:
+    """To 24 bits with an unbounded exponent."""
+    if not exact:
+        return exact
+    power = Fraction(2) ** (math.frexp(float(exact))[1] - 1)
+    power = power / 2 if abs(exact) < power else power  # float() may have rounded up to it
+    unit = power / 2**23
+    return {"rn": round, "rz": math.trunc, "rm": math.floor, "rp": math.ceil}[mode](exact / unit) * unit
+
+
+@pytest.mark.parametrize("backend", ["numpy", *(["llvm"] if native.available() else [])])
+@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
+def test_flushing_looks_at_the_result_rounded_without_a_limit_to_its_exponent(mode, backend):
+    """mul and fma .ftz around 2^-126 (docs/emulator_hardware.md); fma with addend 0 (as recorded) and with one that cancels."""
+    smallest = Fraction(1, 2**126)
+    lanes = np.arange(256, dtype=np.uint32)
+    sign = lanes // 64 % 2 << 31
+    first = lanes % 16 + np.where(lanes < 128, 0x3F7FFFF0, 0x3FFFFFF0)  # the numbers below 1, or 2
+    second = (lanes // 16 % 4 + 0x00800000) | sign  # 2^-126 and the next
+    third = np.where(lanes < 128, 0, 0x80800001 ^ sign)  # the second number from 2^-126, against the product's sign
+    data = np.stack([first, second, third]).astype(np.uint32)
+    for form in (f"mul.{mode}.ftz.f32 %f10, %f1, %f2", f"fma.{mode}.ftz.f32 %f10, %f1, %f2, %f3"):
+        kept = [0, 0]
+        got = evaluate("f", form, data, backend)[:, 0]
+        for i in range(256):
+            a, b, c = (Fraction(float_of(data[j, i])) for j in range(3))
+            exact = a * b + (c if "fma" in form else 0)
+            value = rounded(exact, mode)
+            normal = abs(value) >= smallest
+            kept[i >= 128] += normal and abs(exact) < smallest
+            assert Fraction(float_of(got[i])) == (value if normal else 0), f"{form}: {float(exact)} gives {got[i]:#x}"
+        assert mode == "rz" or (kept[0] and ("mul" in form or kept[1]))

@@ -24,6 +24,23 @@ def test_deadlock_names_the_barrier_and_what_is_missing():
     assert kernel(wait).splitlines()[report.ptx_line - 1].strip().startswith("W: mbarrier.try_wait")
 
 
+def test_a_warp_that_counts_its_tries_gives_up_waiting():
+    """As on an H200, where the recorded cases "span pitch" do so after 16 tries; what counts without an end is a deadlock still."""
+    tries = (
+        INIT.format(count=3)
+        + """
+    mov.u32 %r2, 0;
+    W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], 0;
+    @%p2 bra DONE; add.u32 %r2, %r2, 1; setp.lt.u32 %p3, %r2, {tries}; @%p3 bra W;
+    DONE:
+    """
+    )
+    count = np.zeros(64, np.uint32)
+    assert launch(tries.format(tries=16) + store_lanes("%r2"), count, shared=64, threads=64).ok
+    assert (count == 16).all()
+    assert kinds(launch(tries.format(tries=1 << 30) + store_lanes("%r2"), count, shared=64, threads=64)) == ["deadlock"]
+
+
 def test_a_dependency_between_ctas_needs_them_resident_together():
     body = """
     ld.param.u64 %rd1, [p0]; mov.u32 %r1, %ctaid.x; setp.eq.u32 %p1, %tid, 0; setp.eq.u32 %p2, %r1, 0; and.pred %p3, %p1, %p2;

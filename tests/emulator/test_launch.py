@@ -82,6 +82,33 @@ def test_descriptor_fields_survive_encoding():
     )
 
 
+LOAD_ROWS = """
+    mov.u32 %r1, smem; add.u32 %r2, %r1, 1024;
+    setp.eq.u32 %p2, %tid, 0;
+    @%p2 mbarrier.init.shared.b64 [%r2], 1;
+    fence.proxy.async;
+    bar.warp.sync -1;
+    @%p2 mbarrier.arrive.expect_tx.shared.b64 %rd1, [%r2], 128;
+    mov.b64 %rd2, tile; mov.u32 %r3, 3; mov.u32 %r4, 2; mov.u32 %r5, 0;
+    @%p2 cp.async.bulk.tensor.3d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd2, {%r5, %r4, %r3}], [%r2];
+WAIT:
+    mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0;
+    @!%p1 bra WAIT;
+    shl.b32 %r6, %tid, 2; add.u32 %r6, %r6, %r1; ld.shared.u32 %r7, [%r6];
+"""
+
+
+def test_a_descriptor_may_start_before_its_tensor():
+    """Two dimensions of one stride and an origin four rows early: coordinates (3, 2) begin at row 1, and two of four rows are in bounds."""
+    rows = np.arange(32, dtype=np.uint32).reshape(4, 8)
+    out = np.zeros(32, np.uint32)
+    text = kernel(LOAD_ROWS + store_lanes("%r7"), 1).replace("kernel(", "kernel(.param .align 64 .b8 tile[128], ")
+    early = TensorDescriptor(rows, (8, 4, 8), (8, 8, 1), (1, 4, 8), offset=-4 * 32)
+    result = run(text, [early, out], (1,), block=(32,), shared=2048)
+    assert result.ok, result.reports
+    assert out.reshape(4, 8).tolist() == [*rows[1:3].tolist(), [0] * 8, [0] * 8]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

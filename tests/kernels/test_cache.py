@@ -38,17 +38,17 @@ def test_runtime_fields_share_a_kernel() -> None:
 
 def test_disk_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_CACHE_DIR", str(tmp_path))
-    first = kernels._load.__wrapped__(kernels.code_plan(SMALL), False)
+    first = kernels._load.__wrapped__(kernels.code_plan(SMALL), False, False)
     monkeypatch.setattr(kernels, "build", lambda *_, **__: pytest.fail("compiled again"))
-    assert kernels._load.__wrapped__(kernels.code_plan(SMALL), False) == first
+    assert kernels._load.__wrapped__(kernels.code_plan(SMALL), False, False) == first
 
 
 def test_damaged_file_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_CACHE_DIR", str(tmp_path))
-    first = kernels._load.__wrapped__(kernels.code_plan(SMALL), False)
+    first = kernels._load.__wrapped__(kernels.code_plan(SMALL), False, False)
     (path,) = tmp_path.glob("*.json")
     path.write_text(path.read_text()[:100])
-    assert kernels._load.__wrapped__(kernels.code_plan(SMALL), False) == first
+    assert kernels._load.__wrapped__(kernels.code_plan(SMALL), False, False) == first
 
 
 def test_one_of_several_processes_compiles(tmp_path: Path) -> None:

@@ -70,6 +70,15 @@ def test_head_dims(cell: Cell) -> None:
 
 
 @cells(
+    Case(batch=1, heads=4, heads_kv=2, seqlen_q=190, seqlen_k=333, head_dim=d, head_dim_v=dv, dtype=dtype, mask=mask, backward=False)
+    for d, dv in ((64, 0), (72, 0), (96, 0), (128, 0), (160, 0), (192, 0), (192, 128), (256, 0), (64, 256), (128, 64), (256, 16))
+    for dtype, mask in (("bf16", "full"), ("bf16", "causal"), ("fp16", "window(17,None)"))
+)
+def test_head_dims_over_several_tiles(cell: Cell) -> None:
+    cell.check()
+
+
+@cells(
     Case(batch=batch, seqlen_q=sq, seqlen_k=sk, heads=2, heads_kv=1, head_dim=8, mask=mask, grad_lse=True)
     for batch, (sq, sk), mask in itertools.product(
         (0, 1, 3), ((0, 0), (0, 5), (5, 0), (1, 1), (1, 129), (129, 1), (127, 128), (128, 127), (129, 255), (256, 256)), ("full", "causal")

@@ -90,7 +90,7 @@ class Call:
     grad_lse: Tensor | None = None
     cache_after: tuple[Tensor, Tensor] | None = None  # what an append must have written
 
-    def problem(self, device: str = "cpu") -> tandem_attn.Problem:
+    def problem(self) -> tandem_attn.Problem:
         """The description that ``supports`` takes."""
         case, q, k = self.case, self.leaves["q"], self.leaves["k"]
         packed, cached = case.layout == "packed", case.layout == "cache" or bool(case.page_size)
@@ -105,8 +105,19 @@ class Call:
             sink=case.sink, alibi=case.alibi > 0, bias=bool(case.bias), varlen=packed, total_q=q.shape[0] if packed else 0,
             total_k=k.shape[0] if packed and not cached else 0, seqused=used, page_size=case.page_size, cache=cached,
             backward=case.needs_backward, deterministic=case.deterministic,
-            return_lse=case.grad_lse or not case.needs_backward, device=device,
+            return_lse=case.grad_lse or not case.needs_backward, device=self.device,
         )  # fmt: skip
+
+    @property
+    def device(self) -> str:
+        return self.leaves["q"].device.type
+
+    def on(self, device: str) -> Call:
+        """The same call with its tensors on another device, strides kept."""
+        tensors = lambda xs: {name: placed(x, device) if isinstance(x, Tensor) else x for name, x in xs.items()}  # noqa: E731
+        changed = {"leaves": tensors(self.leaves), "arguments": tensors(self.arguments), "keywords": _keywords(self.case, device)}
+        changed |= {name: placed(x, device) for name in ("grad_out", "grad_lse") if (x := getattr(self, name)) is not None}
+        return dataclasses.replace(self, **changed)
 
     def inputs(self) -> Inputs:
         """The tensors as backends get them; a cache call's page table and lengths are made by the API and are not here."""
@@ -149,13 +160,24 @@ def problem_mask(keywords: dict[str, Any]) -> tandem_attn.Mask:
 
 def build(case: Case) -> Call:
     g = torch.Generator().manual_seed(case.seed)
-    keywords, sees = MASKS[case.mask]((case.batch, *_longest(case)), g)
+    keywords, sees = MASKS[case.mask]((case.batch, *_longest(case)), g, "cpu")
     call = Call(case, {}, dict(keywords), sees)
     {"padded": _padded, "packed": _packed, "cache": _cache}[case.layout](case, call, g)
     _extras(case, call, g)
     if case.needs_backward:
         _gradients(case, call, g)
     return call
+
+
+def _keywords(case: Case, device: str) -> dict[str, Any]:
+    """The mask's keywords with their tensors on ``device``: drawn again, since predicates capture theirs."""
+    return MASKS[case.mask]((case.batch, *_longest(case)), torch.Generator().manual_seed(case.seed), device)[0]
+
+
+def placed(x: Tensor, device: str) -> Tensor:
+    """x on a device with its strides and its offset into the storage."""
+    whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+    return whole.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 def _longest(case: Case) -> tuple[int, int]:

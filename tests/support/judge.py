@@ -37,15 +37,15 @@ def expected(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str
     return exact, {name: wide[name] if name == "lse" else rounded_where_needed(x, wide[name]) for name, x in narrow.items()}, sums
 
 
-def check(case: Case, backend: str, roundings: float = 0.0) -> None:
+def check(case: Case, backend: str, roundings: float = 0.0, device: str = "cpu") -> None:
     """Fails with the worst element of every result that breaks the contract's accuracy rule.
 
     ``roundings`` of a summand, in the case's dtype, are allowed besides: with few elements the plain computation's error is luck.
     """
-    call = build(case)
+    call = build(case).on(device)
     with nan_filled_memory():
         got = call.run(backend)
-    compare_call(call, got, *expected(case), roundings)
+    compare_call(call.on("cpu"), {name: x.cpu() for name, x in got.items()}, *expected(case), roundings)
 
 
 def compare_call(

@@ -122,10 +122,10 @@ class Builder(ABC):
     def lookup(self, table: str, index: Val) -> Val:
         """An element of one of `unit_tables.TABLES` as f8; index is u4 and in range."""
 
-    def shorter(self, name: str, x: Val, composition: Callable[[Builder, Val], Val]) -> Val:
-        """A composition for which a backend may have a function of its own with the same bits."""
+    def shorter(self, name: str, composition: Callable[..., Val], *values: Val) -> Val:
+        """composition(builder, *values), of the first value's type. A backend may have a function of its own with the same bits."""
         del name
-        return composition(self, x)
+        return composition(self, *values)
 
     # ---- lanes
     @abstractmethod
@@ -241,8 +241,11 @@ class Builder(ABC):
         """Subnormal numbers become zero of their sign (`.ftz`)."""
         if v.flushed:
             return v
+        return self.zero_where(self.compare("lt", self.unary("abs", v), self.const(v.t, TINY[v.t])), v)
+
+    def zero_where(self, small: Val, v: Val) -> Val:
+        """v with zero of its sign where `small` holds, which is to be so for every subnormal number."""
         unsigned = f"u{v.t[1:]}"
-        small = self.compare("lt", self.unary("abs", v), self.const(v.t, TINY[v.t]))
         raw = self.bits(self.trusted(v), unsigned)
         out = self.bits(self.select(small, self.and_(raw, self.const(unsigned, 1 << 8 * size_of(v.t) - 1)), raw), v.t)
         out.flushed = True

@@ -223,9 +223,9 @@ class NumpyBuilder(Builder):
         self.names[name] = np.array(TABLES[table], np.float64)
         return self.emit(f"{name}[{index.x}]", "f8")
 
-    def shorter(self, name: str, x: Val, composition: Callable[[Builder, Val], Val]) -> Val:
+    def shorter(self, name: str, composition: Callable[..., Val], *values: Val) -> Val:
         del composition
-        return self.arithmetic(self.emit(f"rt.{name}({x.x})", x.t))
+        return self.arithmetic(self.emit(f"rt.{name}({','.join(v.x for v in values)})", values[0].t, *values))
 
     # ---- lanes and pieces
     def permute(self, a: Val, index: Val) -> Val:

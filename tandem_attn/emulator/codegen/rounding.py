@@ -5,9 +5,10 @@ PTX manual, "Floating Point Rounding Modifiers" and "Alternate Floating-Point Da
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem_attn.emulator.codegen.builder import Builder, Val, size_of
+from tandem_attn.emulator.codegen.builder import TINY, Builder, Val, size_of
 
 
 def step(b: Builder, v: Val, up: Val) -> Val:
@@ -148,6 +149,45 @@ def fma_rounded(b: Builder, x: Val, y: Val, z: Val, mode: str) -> Val:
     near = b.fma(x, y, z)
     error = overflowed(b, near, fma_error(b, x, y, z, near), x, y, z)
     return cancelled(b, direct(b, near, error, mode), b.mul(x, y), z, mode)
+
+
+LIFT = 2.0**64  # brings numbers around 2^-126 to where nothing is subnormal
+
+
+def mul_flushed(b: Builder, x: Val, y: Val, mode: str) -> Val:
+    """x * y with .ftz; x and y are f4 and not subnormal.
+
+    A result counts as subnormal when rounding with an unbounded exponent would leave it below 2^-126, though rounding to the multiples
+    of 2^-149 may have made it 2^-126 (seen on an H200; IEEE 754 calls it tininess after rounding). Sums of two are exact there.
+    """
+    out = mul_rounded(b, x, y, mode)
+    return _flushed(b, "flush_product", mode, _flush_product, out, x, y)
+
+
+def fma_flushed(b: Builder, x: Val, y: Val, z: Val, mode: str) -> Val:
+    """x * y + z with .ftz, as `mul_flushed`."""
+    out = fma_rounded(b, x, y, z, mode)
+    return _flushed(b, "flush_sum", mode, _flush_sum, out, x, y, z)
+
+
+def _flushed(b: Builder, name: str, mode: str, composition: Callable[..., Val], *values: Val) -> Val:
+    out = b.shorter(name, composition, *values) if mode == "rn" else composition(b, *values, mode=mode)
+    out.flushed = True
+    return out
+
+
+def _flush_product(b: Builder, out: Val, x: Val, y: Val, mode: str = "rn") -> Val:
+    # Where a lifted operand overflows the result is either zero or far from subnormal.
+    return _zero_below(b, out, mul_rounded(b, b.mul(x, b.const("f4", LIFT)), y, mode))
+
+
+def _flush_sum(b: Builder, out: Val, x: Val, y: Val, z: Val, mode: str = "rn") -> Val:
+    lift = b.const("f4", LIFT)
+    return _zero_below(b, out, fma_rounded(b, b.mul(x, lift), y, b.mul(z, lift), mode))
+
+
+def _zero_below(b: Builder, out: Val, lifted: Val) -> Val:
+    return b.zero_where(b.compare("lt", b.unary("abs", lifted), b.const("f4", TINY["f4"] * LIFT)), out)
 
 
 def fma_error(b: Builder, x: Val, y: Val, z: Val, near: Val) -> Val:

@@ -60,8 +60,9 @@ class TensorMap:
 class TensorDescriptor:
     """What a TMA descriptor is made from: a tensor, or a view of one, and the block that one copy moves (outermost dimension first).
 
-    swizzle is in bytes (0, 32, 64, 128); None lets the kernel's metadata decide. padding is "zero" or "nan". With corners it is a
-    descriptor for im2col mode: a tensor (N, [D,] [H,] W, C), and block_shape is [pixels per column, channels per pixel].
+    swizzle is in bytes (0, 32, 64, 128); None lets the kernel's metadata decide. padding is "zero" or "nan". offset: bytes from the
+    tensor's first element to the element at coordinates 0, which may lie before or behind the tensor; only what a copy touches must not.
+    With corners it is a descriptor for im2col mode: a tensor (N, [D,] [H,] W, C), block_shape is [pixels per column, channels per pixel].
     """
 
     base: Any
@@ -70,6 +71,7 @@ class TensorDescriptor:
     block_shape: Sequence[int]
     padding: str = "zero"
     swizzle: int | None = None
+    offset: int = 0
     pixel_box_lower_corner: Sequence[int] | None = None  # im2col mode, with the two below as Triton's TensorDescriptorIm2Col has them
     pixel_box_upper_corner: Sequence[int] | None = None
     element_strides: Sequence[int] | None = None
@@ -197,9 +199,10 @@ def from_descriptor(descriptor: Any, meta: dict[str, Any] | None = None) -> byte
                 size = 1
         if ELEMENTS[element][1] != size:
             raise LaunchError(f"tensor descriptor: elements of {size} bytes where the kernel was compiled for {ELEMENTS[element][0]}")
+    origin = address(tensor) + getattr(descriptor, "offset", 0)
+    nan = getattr(descriptor, "padding", "zero") == "nan"
     lower, upper = (getattr(descriptor, f"pixel_box_{name}_corner", None) for name in ("lower", "upper"))
     if lower is not None and upper is not None:
         steps = getattr(descriptor, "element_strides", None)
-        nan = getattr(descriptor, "padding", "zero") == "nan"
-        return encode_im2col(address(tensor), element, shape, strides, box, swizzle, nan, lower, upper, steps)
-    return encode(address(tensor), element, shape, strides, box, swizzle, getattr(descriptor, "padding", "zero") == "nan")
+        return encode_im2col(origin, element, shape, strides, box, swizzle, nan, lower, upper, steps)
+    return encode(origin, element, shape, strides, box, swizzle, nan)

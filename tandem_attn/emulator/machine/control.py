@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class Control:
         self.links = machine.launch.links
         self.orders: dict[int, tuple[str, str]] = {}
         self.watch = Watch(machine)
+        self.runs = [0] * len(self.program.segments)  # how often each segment was executed, by all warps
 
     def ordering(self, index: int) -> tuple[str, str]:
         """Memory semantics and scope of an instruction, from its modifiers."""
@@ -47,12 +49,22 @@ class Control:
             found = self.orders[index] = (semantics, scope)
         return found
 
-    def run(self, warp: Warp, until: int = NEVER) -> bool:  # noqa: PLR0912 - the inner loop of the machine stays in one function
+    def opcodes(self) -> Counter[str]:
+        """How often each instruction, by its dotted name, was executed."""
+        found: Counter[str] = Counter()
+        for segment, count in zip(self.program.segments, self.runs, strict=True):
+            if count:
+                for ins in self.program.code[segment.start : segment.end]:
+                    found[ins.opcode] += count
+        return found
+
+    def run(self, warp: Warp, until: int = NEVER) -> bool:  # noqa: PLR0912, PLR0915 - the inner loop of the machine stays in one function
         """Until the warp blocks, yields or ends; or is whole and comes to segment `until`: True then."""
         segments = self.program.segments
         functions = self.machine.segments
         settled = functions.settled
         suspicious = self.watch.suspicious
+        runs = self.runs
         stack = warp.stack
         jumps = 0
         random_order = self.machine.schedule == "random"
@@ -77,6 +89,7 @@ class Control:
             else:
                 functions.run(segment, warp, frame.mask)
             warp.instructions += segment.end - segment.start
+            runs[at] += 1
             kind = segment.kind
             if kind in ("next", "jump"):
                 frame.segment = segment.targets[0]
@@ -85,6 +98,7 @@ class Control:
             elif kind == "block":
                 if self.block(warp, frame, segment):
                     warp.instructions -= 1  # it is executed again when the warp is woken
+                    runs[at] -= 1
                     if path is not None:
                         path.pop()
                     return False
@@ -109,7 +123,7 @@ class Control:
     def run_team(self, team: Team) -> list[Warp]:
         """Until a warp blocks, yields or ends, or their ways part; returns those that go on alone."""
         segments, functions, teams = self.program.segments, self.machine.segments, self.machine.segments.teams
-        warps, suspicious = team.warps, self.watch.suspicious
+        warps, suspicious, runs = team.warps, self.watch.suspicious, self.runs
         frames = [warp.stack[0] for warp in warps]
         jumps = 0
         while jumps < LONG_RUN:
@@ -118,6 +132,7 @@ class Control:
             if at == EXIT or segment.kind not in TOGETHER:
                 return warps
             count = segment.end - segment.start
+            runs[at] += team.count
             for warp in warps:
                 if warp.flight.items or warp.unwritten or at in suspicious:
                     self.watch.check(warp, segment)
@@ -201,6 +216,7 @@ class Control:
             self.machine.yielded(warp)
         for warp, _ in waiting:
             warp.instructions -= 1  # it is executed again when the warp is woken
+            self.runs[segment.index] -= 1
         held = {id(warp) for warp, _ in waiting} | {id(warp) for warp in spinning}
         for warp in team.warps:
             if id(warp) not in held:

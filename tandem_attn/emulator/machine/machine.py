@@ -174,6 +174,7 @@ class Machine:
             for report in observer.finish() or ():
                 self.add_report(report)
         self.statistics.run_s += time.perf_counter() - began
+        self.statistics.opcodes = self.control.opcodes()
 
     def loop(self) -> None:
         stuck_rounds = 0
@@ -225,27 +226,32 @@ class Machine:
         self.idle.clear()
 
     def time_out_waits(self) -> bool:
-        """When nothing else can run, each blocked try_wait returns false once (the manual allows a time limit)."""
-        woken = False
-        for cluster in self.resident:
-            for cta in cluster.ctas:
-                for warp in cta.warps:
-                    waiting = warp.blocked
-                    if waiting is None or not waiting.detail.get("may_time_out"):
-                        continue
-                    if warp.timed_out_at != self.progress:
-                        warp.timed_out_at = self.progress
-                        warp.timed_out.clear()
-                    if warp.current not in warp.timed_out:
-                        warp.timed_out.add(warp.current)
-                        warp.time_out = True
-                        waiting.detail["barrier"].waiters.remove(warp)
-                        warp.blocked = None
-                        for frame in warp.stack:
-                            frame.waits = False
-                        self.enter(warp)
-                        woken = True
-        return woken
+        """When nothing else can run, blocked try_waits return false (the manual allows a time limit); True when one did."""
+        woken = [warp for cluster in self.resident for cta in cluster.ctas for warp in cta.warps if self.may_time_out(warp)]
+        for warp in woken:
+            assert warp.blocked is not None
+            warp.time_out = True
+            warp.blocked.detail["barrier"].waiters.remove(warp)
+            warp.blocked = None
+            for frame in warp.stack:
+                frame.waits = False
+            self.enter(warp)
+        return bool(woken)
+
+    def may_time_out(self, warp: Warp) -> bool:
+        """Whether the warp's wait is a try_wait that has something to gain: with the same registers as last time it would wait for ever.
+
+        A warp that counts its tries goes on, though IDLE_ROUNDS times at most.
+        """
+        if warp.blocked is None or not warp.blocked.detail.get("may_time_out"):
+            return False
+        if warp.timed_out_at != self.progress:
+            warp.timed_out_at = self.progress
+            warp.timed_out.clear()
+        times, before = warp.timed_out.get(warp.current, (0, b""))
+        registers = warp.digest()
+        warp.timed_out[warp.current] = times + 1, registers
+        return registers != before and times < IDLE_ROUNDS
 
     def turn(self, warp: Warp) -> None:
         """A warp's turn, with those that stand beside it; not if it has had it with them already."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,7 @@ class Warp:
         self.time_out = False  # the blocked try_wait returns false now
         self.waits_in_phase: tuple[int, int, int, int] | None = None  # (CTA, offset, instruction, phase) of the blocked try_wait
         self.timed_out_at = -1  # the machine's progress when this warp's waits last timed out
-        self.timed_out: set[int] = set()  # the instructions that did
+        self.timed_out: dict[int, tuple[int, bytes]] = {}  # instruction that did -> how often, and the registers' digest then
         self.cluster_phase: int | None = None  # of its arrival at the cluster barrier, until it has waited
         self.current = -1  # the machine instruction in execution
         self.instructions = 0
@@ -103,6 +104,13 @@ class Warp:
             place[mask] = value[mask]
         else:
             np.copyto(place, value, where=mask)
+
+    def digest(self) -> bytes:
+        """Of all registers: the same for the same contents."""
+        whole = hashlib.blake2b(digest_size=16)
+        for array in (self.P, self.Hu, self.Ru, self.Du, self.Q):
+            whole.update(array.tobytes())
+        return whole.digest()
 
     def lane_bits(self, mask: Array | None) -> int:
         return 0xFFFFFFFF if mask is None else int(_BITS[mask].sum())

@@ -8,7 +8,7 @@ same steps are taken here. The unit interpolates in tables (Oberman and Siu, "A 
 from __future__ import annotations
 
 from tandem_attn.emulator.codegen.builder import Builder, Val
-from tandem_attn.emulator.codegen.rounding import mul_rounded, settle
+from tandem_attn.emulator.codegen.rounding import mul_flushed, mul_rounded, settle
 
 SMALLEST, LARGE = 2.0**-126, 2.0**126
 PER_TURN = 0.15915493667125702  # 1 / (2 pi) as an f32
@@ -72,7 +72,7 @@ def scale(b: Builder, significand: Val, exponent: Val) -> Val:
 
 
 def power_of_two(b: Builder, x: Val) -> Val:
-    return b.shorter("power_of_two", x, composed_power_of_two)
+    return b.shorter("power_of_two", composed_power_of_two, x)
 
 
 def composed_power_of_two(b: Builder, x: Val) -> Val:
@@ -143,7 +143,7 @@ def quotient(b: Builder, x: Val, y: Val, full: bool, ftz: bool) -> Val:
         factor = b.mul(factor, size_factor(b, y, LARGE, 0.25, above=True))
     if factor is not one:
         x, y = b.mul(x, factor), b.mul(y, factor)
-    return b.mul(unit(b, "rcp", y), x)
+    return (mul_flushed if ftz else mul_rounded)(b, unit(b, "rcp", y), x, "rn")
 
 
 def exponential(b: Builder, x: Val, ftz: bool) -> Val:

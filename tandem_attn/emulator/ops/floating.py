@@ -13,7 +13,9 @@ from tandem_attn.emulator.codegen.rounding import (
     div_rounded,
     encode,
     flush_half,
+    fma_flushed,
     fma_rounded,
+    mul_flushed,
     mul_rounded,
     odd_sum,
     sqrt_rounded,
@@ -139,7 +141,14 @@ def mul(b: Builder, ins: Instruction) -> None:
     if not is_float(ins):
         integer.multiply(b, ins)
         return
-    elementwise(b, ins, ins.operands[1:3], lambda x, y: second_nan(b, y, mul_rounded(b, x, y, mode_of(ins))))
+    kind = PACKED.get(ins.mods[-1], ins.mods[-1])
+
+    def compute(x: Val, y: Val) -> Val:
+        if ins.has("ftz") and kind == "f32":
+            return mul_flushed(b, x, y, mode_of(ins))
+        return second_nan(b, y, mul_rounded(b, x, y, mode_of(ins)))
+
+    elementwise(b, ins, ins.operands[1:3], compute)
 
 
 @pure("fma", "mad.f32", "mad.rn", "mad.rz", "mad.rm", "mad.rp", "mad.ftz", section="Floating-Point Instructions: fma, mad")
@@ -152,6 +161,8 @@ def fma(b: Builder, ins: Instruction) -> None:
     def compute(x: Val, y: Val, z: Val) -> Val:
         if kind in ("f16", "bf16"):  # exact product and sum to odd in double, then one rounding to the narrow format through f4
             return narrow_sum(b, x, y, z)
+        if ins.has("ftz") and kind == "f32":
+            return fma_flushed(b, x, y, z, mode_of(ins))
         return second_nan(b, y, fma_rounded(b, x, y, z, mode_of(ins)))
 
     elementwise(b, ins, ins.operands[1:4], compute)

@@ -167,7 +167,7 @@ def transactions(ins: Instruction) -> Handler:
 
 @machine("mbarrier.test_wait", "mbarrier.try_wait", section=SECTION + "mbarrier.test_wait, mbarrier.try_wait")
 def wait(ins: Instruction) -> Handler:
-    """By state or by parity. try_wait blocks; when nothing else can run it returns false once, as its time limit allows."""
+    """By state or by parity. try_wait blocks; when nothing else can run it may return false (`Machine.time_out_waits`)."""
     result = writer(ins.operands[0])
     target = ins.operands[0].slot if isinstance(ins.operands[0], Reg) else None
     address = shared_scalar(ins, ins.operands[1])

@@ -23,18 +23,25 @@ class Buffers:
 
 
 @gluon.jit
-def make_buffers(dtype: gl.constexpr, stages: gl.constexpr, rows: gl.constexpr, chunks: gl.constexpr):
-    slots = gl.allocate_shared_memory(dtype, [stages, rows, chunks[0]], tma_layout(rows, chunks[0], dtype))
+def make_buffers(dtype: gl.constexpr, stages: gl.constexpr, rows: gl.constexpr, chunks: gl.constexpr, split: gl.constexpr = ()):
+    """``split``: how the CTAs of a cluster share a tile, see ``cluster_split``."""
+    slots = gl.allocate_shared_memory(dtype, [stages, rows, chunks[0]], tma_layout(rows, chunks[0], dtype, split))
     if len(chunks) > 1:
-        return Buffers(slots, gl.allocate_shared_memory(dtype, [stages, rows, chunks[1]], tma_layout(rows, chunks[1], dtype)))
+        return Buffers(slots, gl.allocate_shared_memory(dtype, [stages, rows, chunks[1]], tma_layout(rows, chunks[1], dtype, split)))
     else:
         return Buffers(slots, slots)
 
 
 @gluon.constexpr_function
-def tma_layout(rows, columns, dtype):
+def tma_layout(rows, columns, dtype, split=()):
     """Swizzled layout that TMA writes and MMA reads."""
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], dtype, cga_layout=[list(basis) for basis in split])
+
+
+@gluon.constexpr_function
+def cluster_split(plan, dim, rank=2):
+    """Layout bases of a tile of which each CTA of a pair holds half along ``dim``; none without pairs."""
+    return (tuple(int(i == dim) for i in range(rank)),) if plan.cta_group == 2 else ()
 
 
 @aggregate
@@ -65,9 +72,17 @@ class Channel:
 @gluon.jit
 def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr):
     """A channel over ``buffers``, each slot released by ``consumers`` warpgroups."""
-    ready = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    arrivals: gl.constexpr = consumers if plain else consumers * WARPS
+    return channel_of(buffers, stages, consumers if plain else consumers * WARPS, plain)
+
+
+@gluon.jit
+def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False):
+    """A channel over ``buffers``, each slot released by ``arrivals`` arrivals.
+
+    With ``pair`` a slot is ready when both CTAs of a pair have loaded their part of it, which the first one's MMA warp waits for.
+    """
+    ready = mbarrier.allocate_mbarrier(batch=stages, two_ctas=pair)
+    empty = mbarrier.allocate_mbarrier(batch=stages)
     for i in gl.static_range(stages):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(i), count=arrivals)
@@ -75,7 +90,7 @@ def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: 
 
 
 @gluon.jit
-def _step(index, phase, stages: gl.constexpr):
+def step(index, phase, stages: gl.constexpr):
     """Index and phase of the next slot."""
     if stages == 1:
         return index, phase ^ 1
@@ -115,7 +130,7 @@ class Sender:
 
     @gluon.jit
     def next(self):
-        index, phase = _step(self.index, self.phase, self.channel.stages)
+        index, phase = step(self.index, self.phase, self.channel.stages)
         return Sender(self.channel, index, phase)
 
 
@@ -143,6 +158,11 @@ class Receiver:
         return self.channel.buffers.tails.index(self.index)
 
     @gluon.jit
+    def empty(self):
+        """The barrier to arrive at when the slot has been read, for MMAs that do so by themselves."""
+        return self.channel.empty.index(self.index)
+
+    @gluon.jit
     def release(self):
         """Gives the slot back; every warp calls it after its last read."""
         if self.channel.plain:
@@ -160,7 +180,7 @@ class Receiver:
 
     @gluon.jit
     def next(self):
-        index, phase = _step(self.index, self.phase, self.channel.stages)
+        index, phase = step(self.index, self.phase, self.channel.stages)
         return Receiver(self.channel, index, phase)
 
 

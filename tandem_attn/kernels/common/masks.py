@@ -99,7 +99,7 @@ def bounds(tree: gl.constexpr, scalars, seqlen_q, seqlen_k):
             inner = b
         return Bounds(gl.minimum(a.lo, b.lo), gl.maximum(a.hi, b.hi), inner.inner_lo, inner.inner_hi)
     elif tree.kind == "window":
-        lo, hi = _edges(tree, scalars, seqlen_q, seqlen_k)
+        lo, hi = edges(tree, scalars, seqlen_q, seqlen_k)
         return Bounds(lo, hi, lo, hi)
     elif tree.kind == "full":
         far = gl.to_tensor(FAR)
@@ -110,7 +110,7 @@ def bounds(tree: gl.constexpr, scalars, seqlen_q, seqlen_k):
 
 
 @gluon.jit
-def _edges(tree: gl.constexpr, scalars, seqlen_q, seqlen_k):
+def edges(tree: gl.constexpr, scalars, seqlen_q, seqlen_k):
     """Lowest and highest j - i of a window."""
     if tree.align == "bottom-right":
         shift = seqlen_k - seqlen_q
@@ -151,7 +151,7 @@ def allowed(tree: gl.constexpr, scalars, seqlen_q, seqlen_k, i, j):
     elif tree.kind == "or":
         return allowed(tree.a, scalars, seqlen_q, seqlen_k, i, j) | allowed(tree.b, scalars, seqlen_q, seqlen_k, i, j)
     else:
-        lo, hi = _edges(tree, scalars, seqlen_q, seqlen_k)
+        lo, hi = edges(tree, scalars, seqlen_q, seqlen_k)
         if tree.left == "None":
             return j <= i + hi
         elif tree.right == "None":
@@ -196,7 +196,7 @@ def hide(s, tree: gl.constexpr, scalars, seq, row, n_start):
         stop = gl.full(row.type.shape, 0, gl.int32, row.type.layout) + (seq.k.used - n_start)
         return hide_columns(s, stop, stop, False)
     elif tree.kind == "window":
-        lo, hi = _edges(tree, scalars, seq.q.used, seq.k.used)
+        lo, hi = edges(tree, scalars, seq.q.used, seq.k.used)
         stop = gl.minimum(row + hi + 1, seq.k.used) - n_start
         return hide_columns(s, row + lo - n_start, stop, tree.left != "None")
     else:

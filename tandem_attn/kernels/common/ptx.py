@@ -6,7 +6,19 @@ Every function names its section of the PTX ISA manual. Where Gluon offers a slo
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+LOAD_COLUMNS = gl.constexpr(64)  # of one load from tensor memory: ptxas needs 146 registers at launch for 128
 NAMED_BARRIER = gl.constexpr(8)  # first of the hardware barriers 8-15; the compiler hands out ids from 0 up, one a warp partition
+
+
+@gluon.jit
+def here(slot):
+    """A shared-memory descriptor as it is, or, in a cluster, the address of this CTA's own (PTX ISA: mapa): ``inline_asm`` passes that of
+    the first CTA."""
+    if gl.num_ctas() == 1:
+        return slot
+    else:
+        asm: gl.constexpr = "{ .reg .b32 rank; mov.u32 rank, %cluster_ctarank; mapa.shared::cluster.u32 $0, $1, rank; }"
+        return gl.inline_asm(asm, "=r,r", [slot], gl.int32)
 
 
 @gluon.jit
@@ -18,7 +30,7 @@ def arrive_warp(barrier):
     gl.inline_asm(
         "{ .reg .pred one; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; @one mbarrier.arrive.shared::cta.b64 _, [$0]; }",
         "r,~{memory}",
-        [barrier],
+        [here(barrier)],
     )
 
 
@@ -30,7 +42,7 @@ def arrive_warp_after(barrier, value):
     moves arithmetic behind the wait, and it overlaps with nothing. The bit pattern compared with is no result of arithmetic (NaNs are
     0x7fffffff: PTX ISA, floating point instructions).
     """
-    gl.inline_asm(_arrive_warp_after, ("r", "f"), [barrier, value])
+    gl.inline_asm(_arrive_warp_after, ("r", "f"), [here(barrier), value])
 
 
 @gluon.constexpr_function
@@ -52,21 +64,131 @@ def wait_phase(barrier, phase):
     gl.inline_asm(
         "{ .reg .pred done; again${:uid}: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @!done bra again${:uid}; }",
         "r,r,~{memory}",
-        [barrier, phase],
+        [here(barrier), phase],
+    )
+
+
+@gluon.jit
+def arrive_warp_tmem(barrier):
+    """``arrive_warp`` after this warp's tensor-memory loads and stores (PTX ISA: tcgen05.wait, tcgen05.fence)."""
+    gl.inline_asm(
+        "{ .reg .pred one; tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync; bar.warp.sync 0xffffffff; "
+        "elect.sync _|one, 0xffffffff; @one mbarrier.arrive.shared::cta.b64 _, [$0]; }",
+        "r,~{memory}",
+        [here(barrier)],
+    )
+
+
+@gluon.jit
+def arrive_warp_tmem_pair(barrier):
+    """``arrive_warp_tmem`` at the barrier of the first CTA of the pair (PTX ISA: mbarrier.arrive)."""
+    gl.inline_asm(
+        "{ .reg .pred one; tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync; bar.warp.sync 0xffffffff; "
+        "elect.sync _|one, 0xffffffff; @one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0]; }",
+        "r,~{memory}",
+        [barrier],
+    )
+
+
+@gluon.jit
+def tmem_done():
+    """Completes this warp's stores to tensor memory, before it tells others of them (PTX ISA: tcgen05.wait, tcgen05.fence)."""
+    gl.inline_asm("tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync;", "~{memory}")
+
+
+@gluon.jit
+def tmem_after():
+    """Keeps tensor-memory operations behind the wait before it (PTX ISA: tcgen05.fence)."""
+    gl.inline_asm("tcgen05.fence::after_thread_sync;", "~{memory}")
+
+
+@gluon.jit
+def tmem_lanes(tmem, row):
+    """Address of a tensor-memory tile for each thread, of which ``row`` is the row: a warp reaches the 32 lanes of its place in the
+    warpgroup (PTX ISA: tensor memory access restrictions)."""
+    asm: gl.constexpr = "{ .reg .b32 lane; and.b32 lane, $2, 96; shl.b32 lane, lane, 16; add.s32 $0, lane, $1; }"
+    return gl.inline_asm(asm, "=r,r,r", [tmem, row], row.type)
+
+
+@gluon.jit
+def load_row(address, type: gl.constexpr):
+    """A row of float32 of every thread from tensor memory, complete (PTX ISA: tcgen05.ld, tcgen05.wait).
+
+    Gluon's load leaves its wait behind the last use of what it loads.
+    """
+    return gl.inline_asm(_load_row, ("=&f", "r"), [address], type)
+
+
+@gluon.constexpr_function
+def _load_row(outputs, inputs):
+    (out,), ((address,),) = outputs, inputs
+    lines = []
+    for first in range(0, len(out), LOAD_COLUMNS.value):
+        part = out[first : first + LOAD_COLUMNS.value]
+        lines.append(f"tcgen05.ld.sync.aligned.32x32b.x{len(part)}.b32 {{{', '.join(part)}}}, [{address} + {first}];")
+    return "\n".join([*lines, "tcgen05.wait::ld.sync.aligned;"])
+
+
+@gluon.jit
+def put_row(slot, x, row):
+    """x of every thread into a row vector of float32 in shared memory (PTX ISA: st.shared)."""
+    asm: gl.constexpr = "{ .reg .b32 at; and.b32 at, $2, 127; shl.b32 at, at, 2; add.s32 at, at, $0; st.shared.f32 [at], $1; }"
+    gl.inline_asm(asm, "r,f,r,~{memory}", [here(slot), x, row])
+
+
+@gluon.jit
+def get_row(slot, row):
+    """The thread's element of a row vector of float32 in shared memory (PTX ISA: ld.shared)."""
+    type: gl.constexpr = gl.distributed_type(gl.float32, row.type.shape, row.type.layout)
+    asm: gl.constexpr = "{ .reg .b32 at; and.b32 at, $2, 127; shl.b32 at, at, 2; add.s32 at, at, $1; ld.shared.f32 $0, [at]; }"
+    return gl.inline_asm(asm, "=f,r,r,~{memory}", [here(slot), row], type)
+
+
+@gluon.jit
+def uniform(x):
+    """A number that every lane holds, as one that ptxas knows to be alike in all of them (PTX ISA: shfl.sync).
+
+    Loop bounds that came from memory otherwise cost the role its uniform registers, which MMA descriptors live in.
+    """
+    return gl.inline_asm("shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;", "=r,r", [x], gl.int32)
+
+
+@gluon.jit
+def pinned(x):
+    """x (int32), not computed before this point: LLVM otherwise moves what depends on it above the dispatch of roles, where it lives
+    through all of them."""
+    return gl.inline_asm("mov.b32 $0, $1;", "=r,r", [x], x.type)
+
+
+@gluon.jit
+def in_order(x, never, number: gl.constexpr):
+    """x (float32); what uses it stays behind this point and stores stay before it, as ptxas sees a loop here.
+
+    The loop never turns: ``never`` is not negative. ptxas otherwise moves stores and arrivals behind the last exponential of a row.
+    Neighbours need different numbers.
+    """
+    return gl.inline_asm(_in_order(number), "=&f,f,r", [x, never], x.type)
+
+
+@gluon.constexpr_function
+def _in_order(number):
+    return (
+        f"{{ .reg .pred p; mov.f32 $0, $1; again${{:uid}}: setp.ne.s32 p, $2, -{number}; @p bra out${{:uid}}; "
+        "nanosleep.u32 99; add.f32 $0, $0, 0f3F800000; bra again${:uid}; out${:uid}: }"
     )
 
 
 @gluon.jit
 def store_four(slot, a, b, c, d):
     """Four int32 into shared memory, the same from every lane (PTX ISA: st.shared)."""
-    gl.inline_asm("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r,r,r,r,r,~{memory}", [slot, a, b, c, d])
+    gl.inline_asm("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r,r,r,r,r,~{memory}", [here(slot), a, b, c, d])
 
 
 @gluon.jit
 def load_four(slot):
     """Four int32 from shared memory, alike in every lane (PTX ISA: ld.shared)."""
     four: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
-    return gl.inline_asm("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r,~{memory}", [slot], four)
+    return gl.inline_asm("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r,~{memory}", [here(slot)], four)
 
 
 @gluon.jit

@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import ptx
-from tandem_attn.kernels.common.channel import Buffers, make_channel
+from tandem_attn.kernels.common.channel import WARPS, Buffers, channel_of
 
 AHEAD = gl.constexpr(2)  # tiles the producer may be ahead of the slowest consumer
 
@@ -55,7 +55,7 @@ def coords_of(plan: gl.constexpr, args, tile, num_tiles):
     if plan.varlen:
         rank = _rank(args, tile)
         batch = gl.load(args.order + rank)
-        blocks = gl.cdiv(gl.load(args.cu_q + batch + 1) - gl.load(args.cu_q + batch), plan.rows_per_cta)
+        blocks = gl.cdiv(gl.load(args.cu_q + batch + 1) - gl.load(args.cu_q + batch), plan.rows_per_cta * plan.cta_group)
         within = _dense_coords(tile - gl.load(args.starts + rank), gl.maximum(blocks, 1), args.heads, 1, args.section, not is_naive(plan))
         return Coords(valid, within.m_block, within.head, batch)
     else:
@@ -96,8 +96,17 @@ def _dense_coords(tile, blocks, heads, batch, section, descending: gl.constexpr)
 @gluon.jit
 def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr):
     """Carries the coordinates of tiles from the producer to every consumer."""
-    slots = gl.allocate_shared_memory(gl.int32, [AHEAD, 4], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    return make_channel(Buffers(slots, slots), AHEAD, consumers, plain)
+    return tile_channel_of(consumers if plain else consumers * WARPS, plain)
+
+
+@gluon.jit
+def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = ()):
+    """``make_tile_channel``, each slot released by ``arrivals`` arrivals.
+
+    ``in_each_cta``: layout bases of shared memory of which each CTA of a pair has its own.
+    """
+    slots = gl.allocate_shared_memory(gl.int32, [AHEAD, 4], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta))
+    return channel_of(Buffers(slots, slots), AHEAD, arrivals, plain)
 
 
 @gluon.jit

@@ -124,16 +124,16 @@ def _polynomial(out, x, degree):
     """Cody-Waite and a Horner chain, step by step as ``spec.exp2.exp2_poly``."""
     from tandem_attn.spec.exp2 import CLAMP, COEFFICIENTS, MAGIC
 
-    *rest, lead = [_float(c) for c in COEFFICIENTS[degree]]
-    lines = [f"max.ftz.f32 x, {x}, {_float(CLAMP)};", f"add.rm.ftz.f32 whole, x, {_float(MAGIC)};"]
-    lines += [f"sub.ftz.f32 part, whole, {_float(MAGIC)};", "sub.ftz.f32 part, x, part;"]
+    *rest, lead = [float_bits(c) for c in COEFFICIENTS[degree]]
+    lines = [f"max.ftz.f32 x, {x}, {float_bits(CLAMP)};", f"add.rm.ftz.f32 whole, x, {float_bits(MAGIC)};"]
+    lines += [f"sub.ftz.f32 part, whole, {float_bits(MAGIC)};", "sub.ftz.f32 part, x, part;"]
     lines += [f"fma.rn.ftz.f32 {out}, part, {lead}, {rest[-1]};"]
     lines += [f"fma.rn.ftz.f32 {out}, part, {out}, {c};" for c in reversed(rest[:-1])]
     return [*lines, "mov.b32 bits, whole;", "shl.b32 bits, bits, 23;", f"add.s32 {out}, {out}, bits;"]
 
 
 @gluon.constexpr_function
-def _float(value):
+def float_bits(value):
     import struct
 
     return f"0f{struct.unpack('<I', struct.pack('<f', value))[0]:08X}"

@@ -109,9 +109,9 @@ def work_at(plan: gl.constexpr, args, at):
     """Sequence, rows and key blocks of a tile."""
     tree: gl.constexpr = masks.parse(plan.mask)
     seq = sequence(plan, args, at.batch)
-    row = at.m_block * plan.rows_per_cta
+    row = at.m_block * (plan.rows_per_cta * plan.cta_group)
     band = masks.bounds(tree, args.scalars, seq.q.used, seq.k.used)
-    last = gl.minimum(row + plan.rows_per_cta, seq.q.used)
+    last = gl.minimum(row + plan.rows_per_cta * plan.cta_group, seq.q.used)
     return Work(at.head, row, seq, masks.block_range(band, row, last, plan.tile_n, seq.k.used))
 
 
@@ -157,8 +157,12 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, index: gl.constexpr):
     while at.valid != 0:
         work = work_at(plan, args, at)
         row = work.row + index * plan.tile_m
-        state, q_in, kv_in = _attend(plan, args, work, row, q_in, kv_in, index)
+        state, kv_in = _attend(plan, args, work, row, q_in, kv_in, index)
         _finish(plan, args, work, row, state, o_slot, o_tail)
+        if plan.o_over_q:
+            tma.store_wait(0)
+            q_in.release()
+        q_in = q_in.next()
         at, tiles_in = receive_tile(tiles_in)
     _close_turns(plan, index)
     tma.store_wait(0)
@@ -179,6 +183,8 @@ def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexp
             q_b = q_b.load(operand)
         fence_async_shared()
         q_in.release()
+    elif plan.q_tail_registers:
+        q_b = q_b.load(gl.DotOperandLayout(0, s_layout(plan), 2))
     state, kv_in = _first_block(plan, args, work, row, q_a, q_b, kv_in, visit.stop - 1, index)
     n_block = visit.stop - 2
     for _ in range(gl.maximum(visit.full_stop, visit.start), visit.stop - 1):
@@ -192,14 +198,14 @@ def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexp
             for _ in range(visit.start, gl.minimum(visit.full_start, visit.full_stop)):
                 state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
                 n_block -= 1
-    if not plan.q_registers:
+    if not plan.q_registers and not plan.o_over_q:
         q_in.release()
     v = kv_in.v
     v.wait()
     o_mma, tail_mma = _values_mma(plan, state, v)
     acc, acc_tail = _values_wait(plan, o_mma, tail_mma)
     v.release()
-    return State(acc, acc_tail, state.row_max, state.row_sum, state.p), q_in.next(), kv_in.after_v(v.next())
+    return State(acc, acc_tail, state.row_max, state.row_sum, state.p), kv_in.after_v(v.next())
 
 
 @gluon.jit
@@ -434,7 +440,10 @@ def forward(
     dtype: gl.constexpr = q_desc.dtype
     consumers: gl.constexpr = plan.q_stages
     q = make_channel(make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_chunks), consumers, 1, plain)
-    o = make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_v_chunks)
+    if plan.o_over_q:
+        o = q.buffers
+    else:
+        o = make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_v_chunks)
     if plan.shared_kv_ring:
         k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, consumers, plain)
         v = k
@@ -456,10 +465,18 @@ def forward(
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
             (producer, (plan, args, q, kv_out, o, tiles)),
         ], [WARPS, 1], registers)  # fmt: skip
-    else:
+    elif consumers == 3:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
             (consumer, (plan, args, q, kv_in, o, tiles, 2)),
             (producer, (plan, args, q, kv_out, o, tiles)),
         ], [WARPS, WARPS, 1], registers)  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consumer, (plan, args, q, kv_in, o, tiles, 0)),
+            (consumer, (plan, args, q, kv_in, o, tiles, 1)),
+            (consumer, (plan, args, q, kv_in, o, tiles, 2)),
+            (consumer, (plan, args, q, kv_in, o, tiles, 3)),
+            (producer, (plan, args, q, kv_out, o, tiles)),
+        ], [WARPS, WARPS, WARPS, 1], registers)  # fmt: skip

@@ -238,7 +238,6 @@ class Implied(RaceTracker):
 def log_of(subject: Subject) -> Log:
     """Of a clean run."""
     log = Log()
-    options: dict[str, Any] = {} if subject.block is None else {"block": subject.block}
     branch = Control.branch
 
     def noting(self: Control, warp: Any, frame: Any, segment: Any) -> None:
@@ -248,7 +247,9 @@ def log_of(subject: Subject) -> Log:
             log.diverge((warp.cta.linear, warp.index))
 
     with patch.object(Control, "branch", noting):
-        result = run(subject.kernel, subject.args, subject.grid, observers=[log, Implied(log)], backend="numpy", trace=True, **options)
+        result = run(
+            subject.kernel, subject.args, subject.grid, observers=[log, Implied(log)], backend="numpy", trace=True, **subject.options
+        )
     program = result.trace.program
     segments = {index for warp in result.trace.warps.values() for index in warp.segments}
     log.covered = {program.code[i].line for index in segments for i in range(program.segments[index].start, program.segments[index].end)}

@@ -66,7 +66,7 @@ def attempt(make: Callable[[], Subject], ptx: str | None, schedule: str, seed: i
     """One run with fresh tensors; `ptx` None is the kernel as it is."""
     subject = make()
     kernel = subject.kernel if ptx is None else with_ptx(subject.kernel, ptx)
-    options: dict[str, Any] = {} if subject.block is None else {"block": subject.block}
+    options = subject.options
     if ptx is not None:  # a mutant: stop at the first race
         wanted = chosen(checks)
         ctas = 1 if isinstance(kernel, str) else int(kernel.metadata.num_ctas)

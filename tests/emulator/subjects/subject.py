@@ -24,7 +24,7 @@ class Subject:
 
     args: run-time arguments in the kernel's order (constexprs left out); a TMA operand is a host `TensorDescriptor`.
     grid: programs in x, y, z; each program of a compiled kernel is a cluster of `kernel.metadata.num_ctas` CTAs along x.
-    block: threads of a CTA when the kernel is PTX text; a compiled kernel knows its own.
+    block, shared: threads and bytes of dynamic shared memory of a CTA when the kernel is PTX text; a compiled kernel knows its own.
     tolerance: largest |out - expected| of a correct run.
     """
 
@@ -36,6 +36,12 @@ class Subject:
     expected: torch.Tensor
     tolerance: float
     block: tuple[int, int, int] | None = None
+    shared: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `tandem_attn.emulator.run` must be told besides kernel, arguments and grid."""
+        return {name: value for name, value in (("block", self.block), ("shared", self.shared)) if value is not None}
 
     def check(self) -> None:
         """Raise AssertionError naming the worst element when `out` is not within `tolerance` of `expected`."""

@@ -1,0 +1,117 @@
+"""The correction role: one warpgroup that rescales O off the softmax's path, normalises it at the end and stores it."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+
+from tandem_attn.kernels.common import ptx
+from tandem_attn.kernels.common.copies import store_tile
+from tandem_attn.kernels.common.scheduler import receive_tile
+from tandem_attn.kernels.sm90.forward import work_at
+from tandem_attn.kernels.sm100 import memory
+from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
+from tandem_attn.kernels.sm100.softmax import row_layout, tile_type
+
+RESCALE_COLUMNS = gl.constexpr(32)  # of O held in registers at a time
+STORE_COLUMNS = gl.constexpr(16)
+
+
+@gluon.jit
+def correction(plan: gl.constexpr, args, pipe):
+    """Rescales and stores the O of all query tiles."""
+    two: gl.constexpr = plan.q_stages == 2
+    a = pipe.query_tiles[0]
+    b = pipe.query_tiles[plan.q_stages - 1]
+    lane_row = ptx.pinned(gl.arange(0, memory.rows(plan), gl.SliceLayout(1, row_layout(plan, STORE_COLUMNS))))
+    at, tiles_in = receive_tile(pipe.tiles.receiver())
+    while ptx.uniform(at.valid) != 0:
+        work = work_at(plan, args, at)
+        stop = ptx.uniform(work.visit.stop)
+        start = ptx.uniform(work.visit.start)
+        for n_block in range(start, stop):
+            a = _rescale(plan, pipe.tmem, 0, a, lane_row, n_block != start)
+            if two:
+                b = _rescale(plan, pipe.tmem, 1, b, lane_row, n_block != start)
+        a = _store(plan, args, pipe, 0, a, work, lane_row)
+        if two:
+            b = _store(plan, args, pipe, 1, b, work, lane_row)
+        at, tiles_in = receive_tile(tiles_in)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _rescale(plan: gl.constexpr, tmem, index: gl.constexpr, tile, lane_row, has_o):
+    """Scales O of the blocks before by alpha, where there are any, and lets the product of this block begin."""
+    tile, alpha = _receive(tile, lane_row)
+    if plan.q_stages == 1:
+        if has_o:
+            tile.o_ready.wait()
+        tile = Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next_if(has_o))
+    o = ptx.tmem_lanes(memory.output(plan, tmem, index, 0), lane_row)
+    ptx.tmem_after()
+    asm: gl.constexpr = _scale_row(plan)
+    gl.inline_asm(asm, "r,f,r,~{memory}", [o, alpha, has_o.to(gl.int32)])
+    tile.p_ready[0].arrive_tmem()
+    return Tile(tile.s_ready, next_parts(tile.p_ready), tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready)
+
+
+@gluon.jit
+def _receive(tile, lane_row):
+    """The next number a row from softmax."""
+    tile.stats_ready.wait()
+    x = ptx.get_row(tile.stats, lane_row)
+    tile.stats_free.arrive()
+    return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready.next(), tile.stats_free.next(), tile.o_ready), x
+
+
+@gluon.constexpr_function
+def _scale_row(plan):
+    """O of one row a thread times alpha; skipped without O, and, if the plan allows, by a warp whose rows all have alpha = 1."""
+    o, alpha, has_o = "$0", "$1", "$2"
+    width = RESCALE_COLUMNS.value
+    lines = [f"{{ .reg .pred skip, same; .reg .b64 factor, x; .reg .b32 r<{width}>;", f"setp.eq.s32 skip, {has_o}, 0;"]
+    if plan.rescale_rows:
+        lines += [f"setp.eq.f32 same, {alpha}, 0f3F800000;", "vote.sync.all.pred same, same, 0xffffffff;", "or.pred skip, skip, same;"]
+    lines += ["@skip bra.uni scaled${:uid};", f"mov.b64 factor, {{{alpha}, {alpha}}};"]
+    for first in range(0, sum(plan.head_dim_v_chunks), width):
+        count = min(width, sum(plan.head_dim_v_chunks) - first)
+        registers = ", ".join(f"r{i}" for i in range(count))
+        lines += [f"tcgen05.ld.sync.aligned.32x32b.x{count}.b32 {{{registers}}}, [{o} + {first}];", "tcgen05.wait::ld.sync.aligned;"]
+        for i in range(0, count, 2):
+            lines += [f"mov.b64 x, {{r{i}, r{i + 1}}};", "mul.rn.ftz.f32x2 x, x, factor;", f"mov.b64 {{r{i}, r{i + 1}}}, x;"]
+        lines += [f"tcgen05.st.sync.aligned.32x32b.x{count}.b32 [{o} + {first}], {{{registers}}};"]
+    return "\n".join([*lines, "scaled${:uid}:", "}"])
+
+
+@gluon.jit
+def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane_row):
+    """Normalises O once, exactly, and stores it."""
+    tile, factor = _receive(tile, lane_row)
+    slot = pipe.o.slots.index(index)
+    tail = pipe.o.tails.index(index)
+    tma.store_wait((plan.q_stages - 1) * len(plan.head_dim_v_chunks))  # what this tile's buffers held is stored
+    gl.barrier()
+    tile.o_ready.wait()
+    ptx.tmem_after()
+    _stage(plan, memory.output(plan, pipe.tmem, index, 0), slot, factor, lane_row)
+    if len(plan.head_dim_v_chunks) == 2:
+        _stage(plan, memory.output(plan, pipe.tmem, index, 1), tail, factor, lane_row)
+    ptx.tmem_done()
+    fence_async_shared()
+    gl.barrier()
+    row = work.row + index * memory.rows(plan)
+    store_tile(plan, args.o, args.o_tail, plan.head_dim_v_chunks, work.seq.batch, work.seq.q, work.head, row, slot, tail)
+    if plan.o_over_q:
+        tma.store_wait(0)
+        gl.barrier()
+        pipe.q.lane(index).receiver().release()
+    return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next())
+
+
+@gluon.jit
+def _stage(plan: gl.constexpr, o, slot, factor, lane_row):
+    """One chunk of O times ``factor`` (128,) from tensor to shared memory."""
+    address = ptx.tmem_lanes(o, lane_row)
+    for i in gl.static_range(o.shape[1] // STORE_COLUMNS):
+        scaled = ptx.load_row(address + i * STORE_COLUMNS, tile_type(plan, STORE_COLUMNS)) * factor[:, None]
+        slot.slice(i * STORE_COLUMNS, STORE_COLUMNS, dim=1).store(scaled.to(slot.dtype))

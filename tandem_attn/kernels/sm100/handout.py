@@ -1,0 +1,56 @@
+"""How the load role gets its next tile: by its own count, from a counter in memory, or from the hardware (cluster launch control).
+
+Asked for before the loads of a tile and taken behind them, so that the answer's latency is hidden.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import clc, fence_async_shared, mbarrier
+from triton.language.core import _aggregate as aggregate
+
+from tandem_attn.kernels.common.scheduler import following_tile
+from tandem_attn.kernels.common.signal import make_signal
+
+
+@gluon.constexpr_function
+def by_hardware(plan):
+    return plan.schedule.launch.value == "clc"
+
+
+@aggregate
+class HandOut:
+    answer: gl.base_value  # shared memory of 16 bytes, and the signal that they came; 0 where the hardware is not asked
+    came: gl.base_value
+
+
+@gluon.jit
+def make_handout(plan: gl.constexpr):
+    if by_hardware(plan):
+        answer = gl.allocate_shared_memory(gl.int64, [2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        return HandOut(answer, make_signal(1, 1, True))
+    else:
+        return HandOut(gl.to_tensor(0), gl.to_tensor(0))
+
+
+@gluon.jit
+def ask(plan: gl.constexpr, args, handout, tile, num_tiles):
+    """Asks for the tile behind ``tile``; what it returns goes to ``take``."""
+    if by_hardware(plan):
+        mbarrier.expect(handout.came.barrier(), 16)
+        clc.try_cancel(handout.answer, handout.came.barrier())
+        return num_tiles
+    else:
+        return following_tile(plan, args, tile, num_tiles)
+
+
+@gluon.jit
+def take(plan: gl.constexpr, handout, asked):
+    """The tile asked for, and the hand-out behind it; a tile that does not exist if there is none left."""
+    if by_hardware(plan):
+        handout.came.wait()
+        answer = clc.load_result(handout.answer)
+        tile = gl.where(answer.is_canceled(), answer.program_id(0), asked)
+        fence_async_shared()  # the next answer is written through the asynchronous proxy
+        return tile, HandOut(handout.answer, handout.came.next())
+    else:
+        return asked, handout

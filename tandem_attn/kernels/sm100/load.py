@@ -1,0 +1,42 @@
+"""The load role, one warp: hands out tiles and loads them by TMA."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tandem_attn.kernels.common.copies import load_tile
+from tandem_attn.kernels.common.scheduler import coords_of, send_tile, tile_count
+from tandem_attn.kernels.sm90.forward import work_at
+from tandem_attn.kernels.sm100 import memory
+from tandem_attn.kernels.sm100.handout import ask, take
+
+
+@gluon.jit
+def load(plan: gl.constexpr, args, pipe):
+    """Q, then K and V blocks from the last to the first; the second Q behind the first K, as the first product needs no more."""
+    k_chunks: gl.constexpr = plan.head_dim_chunks
+    v_chunks: gl.constexpr = plan.head_dim_v_chunks
+    num_tiles = tile_count(plan, args)
+    q_out = pipe.q.sender()
+    kv_out = pipe.kv_out
+    handout = pipe.handout
+    tile = gl.program_id(0)
+    at = coords_of(plan, args, tile, num_tiles)
+    tiles_out = send_tile(pipe.tiles.sender(), at)
+    while at.valid != 0:
+        asked = ask(plan, args, handout, tile, num_tiles)
+        work = work_at(plan, args, at)
+        seq = work.seq
+        head_kv = work.head // args.heads_per_kv
+        q_out = load_tile(plan, args.q, args.q_tail, k_chunks, seq.batch, seq.q, work.head, work.row, q_out)
+        key = (work.visit.stop - 1) * plan.tile_n
+        kv_out = kv_out.after_k(load_tile(plan, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
+        if plan.q_stages == 2:
+            q_out = load_tile(plan, args.q, args.q_tail, k_chunks, seq.batch, seq.q, work.head, work.row + memory.rows(plan), q_out)
+        for _ in range(work.visit.start, work.visit.stop - 1):
+            kv_out = kv_out.after_v(load_tile(plan, args.v, args.v_tail, v_chunks, seq.batch, seq.k, head_kv, key, kv_out.v))
+            key -= plan.tile_n
+            kv_out = kv_out.after_k(load_tile(plan, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
+        kv_out = kv_out.after_v(load_tile(plan, args.v, args.v_tail, v_chunks, seq.batch, seq.k, head_kv, key, kv_out.v))
+        tile, handout = take(plan, handout, asked)
+        at = coords_of(plan, args, tile, num_tiles)
+        tiles_out = send_tile(tiles_out, at)

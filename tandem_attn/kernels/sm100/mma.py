@@ -1,0 +1,155 @@
+"""The MMA role: one warp issues all products, in an order that keeps the tensor cores busy while the softmax roles work.
+
+Products of one thread run in the order of their issue (PTX ISA, pipelined tcgen05 instructions), so S may be issued into the place of P
+behind the product that reads it, and a commit says of all products before it that they are complete.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit, tcgen05_mma
+
+from tandem_attn.kernels.common import ptx
+from tandem_attn.kernels.common.scheduler import receive_tile
+from tandem_attn.kernels.sm90.forward import work_at
+from tandem_attn.kernels.sm100 import memory
+from tandem_attn.kernels.sm100.weights import pieces
+
+WIDEST = gl.constexpr(128)  # keys of one call
+
+
+@gluon.jit
+def mma(plan: gl.constexpr, args, pipe):
+    """With two query tiles: S0 S1, then per block O0 S0 O1 S1, at last O0 O1. With one: S, then per block the next S and O, at last O."""
+    kv = pipe.kv_in
+    a = pipe.query_tiles[0]
+    b = pipe.query_tiles[plan.q_stages - 1]
+    q_a = pipe.q.lane(0).receiver()
+    q_b = pipe.q.lane(plan.q_stages - 1).receiver()
+    at, tiles_in = receive_tile(pipe.tiles.receiver())
+    while ptx.uniform(at.valid) != 0:
+        work = work_at(plan, args, at)
+        blocks = ptx.uniform(work.visit.stop - work.visit.start)
+        if plan.q_stages == 2:
+            a, b, kv = _ping_pong(plan, args, pipe.tmem, a, b, q_a, q_b, kv, blocks)
+        else:
+            a, kv = _one_tile(plan, args, pipe.tmem, a, q_a, kv, blocks)
+        q_a = q_a.next()
+        q_b = q_b.next()
+        at, tiles_in = receive_tile(tiles_in)
+
+
+@gluon.jit
+def _ping_pong(plan: gl.constexpr, args, tmem, a, b, q_a, q_b, kv, blocks):
+    """All blocks of two query tiles: while one's softmax works, the other's products run."""
+    k = kv.k
+    q_a.wait()
+    k.wait()
+    a = _scores(plan, tmem, 0, a, q_a, k, (a.s_ready.barrier(),))
+    q_b.wait()
+    b = _scores(plan, tmem, 1, b, q_b, k, (b.s_ready.barrier(), k.empty()))
+    kv = kv.after_k(k.next())
+    use_acc = False
+    for _ in range(blocks - 1):
+        v = kv.v
+        kv = kv.after_v(v.next())
+        k = kv.k
+        kv = kv.after_k(k.next())
+        v.wait()
+        a = _values(plan, args, tmem, 0, a, v, use_acc, ())
+        k.wait()
+        a = _scores(plan, tmem, 0, a, q_a, k, (a.s_ready.barrier(),))
+        b = _values(plan, args, tmem, 1, b, v, use_acc, (v.empty(),))
+        b = _scores(plan, tmem, 1, b, q_b, k, (b.s_ready.barrier(), k.empty()))
+        use_acc = True
+    if not plan.o_over_q:
+        tcgen05_commit(q_a.empty(), descs=_in_pair(plan, q_a))
+        tcgen05_commit(q_b.empty(), descs=_in_pair(plan, q_b))
+    v = kv.v
+    v.wait()
+    a = _values(plan, args, tmem, 0, a, v, use_acc, (a.o_ready.barrier(),))
+    b = _values(plan, args, tmem, 1, b, v, use_acc, (b.o_ready.barrier(), v.empty()))
+    return a, b, kv.after_v(v.next())
+
+
+@gluon.jit
+def _one_tile(plan: gl.constexpr, args, tmem, a, q_a, kv, blocks):
+    """All blocks of one query tile: its softmax works on one S while the other is computed."""
+    k = kv.k
+    q_a.wait()
+    k.wait()
+    a = _scores(plan, tmem, 0, a, q_a, k, (a.s_ready.barrier(), k.empty()))
+    kv = kv.after_k(k.next())
+    use_acc = False
+    for _ in range(blocks - 1):
+        v = kv.v
+        kv = kv.after_v(v.next())
+        k = kv.k
+        kv = kv.after_k(k.next())
+        k.wait()
+        a = _scores(plan, tmem, 0, a, q_a, k, (a.s_ready.barrier(), k.empty()))
+        v.wait()
+        a = _values(plan, args, tmem, 0, a, v, use_acc, (a.o_ready.barrier(), v.empty()))
+        use_acc = True
+    if not plan.o_over_q:
+        tcgen05_commit(q_a.empty(), descs=_in_pair(plan, q_a))
+    v = kv.v
+    v.wait()
+    a = _values(plan, args, tmem, 0, a, v, use_acc, (a.o_ready.barrier(), v.empty()))
+    return a, kv.after_v(v.next())
+
+
+@gluon.jit
+def _in_pair(plan: gl.constexpr, q):
+    """What a commit needs in order to arrive in both CTAs of a pair."""
+    if plan.cta_group == 2:
+        return (q.slot(),)
+    else:
+        return ()
+
+
+@gluon.jit
+def _scores(plan: gl.constexpr, tmem, index: gl.constexpr, tile, q, k, done):
+    """S = Q K^T of one block; ``done`` are barriers to arrive at when it is complete."""
+    s = memory.scores(plan, tmem, index, tile.s_ready.index)
+    if len(plan.head_dim_chunks) == 1:
+        tcgen05_mma(q.slot(), k.slot().permute((1, 0)), s, use_acc=False, multicast=plan.cta_group == 2, mbarriers=done)
+    else:
+        tcgen05_mma(q.slot(), k.slot().permute((1, 0)), s, use_acc=False, mbarriers=())
+        tcgen05_mma(q.tail(), k.tail().permute((1, 0)), s, multicast=plan.cta_group == 2, mbarriers=done)
+    return tile.after_scores()
+
+
+@gluon.jit
+def _values(plan: gl.constexpr, args, tmem, index: gl.constexpr, tile, v, use_acc, done):
+    """O += P V of one block, each part of P as soon as it is written."""
+    p = memory.weights(plan, tmem, index, tile.p_ready[0].index, args.v.dtype)
+    for part in gl.static_range(len(plan.p_parts)):
+        tile.p_ready[part].alone().wait()
+        ptx.tmem_after()
+        for i in gl.static_range(len(pieces(plan, part, WIDEST))):
+            if _is_last(plan, part, i):
+                _keys(plan, tmem, index, p, v, pieces(plan, part, WIDEST)[i], use_acc, done)
+            else:
+                _keys(plan, tmem, index, p, v, pieces(plan, part, WIDEST)[i], use_acc, ())
+            use_acc = True
+    return tile.after_values()
+
+
+@gluon.constexpr_function
+def _is_last(plan, part, i):
+    return part == len(plan.p_parts) - 1 and i == len(pieces(plan, part, WIDEST.value)) - 1
+
+
+@gluon.jit
+def _keys(plan: gl.constexpr, tmem, index: gl.constexpr, p, v, keys: gl.constexpr, use_acc, done):
+    """O += P V of ``keys``, a first key and a number of keys."""
+    p = p.slice(keys[0], keys[1])
+    o = memory.output(plan, tmem, index, 0)
+    v_keys = v.slot().slice(keys[0], keys[1])
+    if len(plan.head_dim_v_chunks) == 1:
+        tcgen05_mma(p, v_keys, o, use_acc=use_acc, multicast=plan.cta_group == 2, mbarriers=done)
+    else:
+        tcgen05_mma(p, v_keys, o, use_acc=use_acc, mbarriers=())
+        o = memory.output(plan, tmem, index, 1)
+        v_keys = v.tail().slice(keys[0], keys[1])
+        tcgen05_mma(p, v_keys, o, use_acc=use_acc, multicast=plan.cta_group == 2, mbarriers=done)

@@ -1,0 +1,277 @@
+"""Repeated calls skip the checks only where those could not say anything else, and leave everyone who listens in the picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import tandem_attn
+from tandem_attn.api import backends, repeated
+from tandem_attn.spec.inputs import Inputs
+
+Q = (2, 7, 4, 8)
+NAMES = [field.name for field in dataclasses.fields(Inputs)]
+
+
+class Recorder:
+    """A backend that binds: its bound calls are counted, and compute what the reference computes."""
+
+    def __init__(self) -> None:
+        self.binds = self.calls = 0
+        self.declines = False
+
+    def bind(self, problem: Any, plan: Any, inputs: Inputs) -> backends.Bound:  # noqa: ARG002
+        self.binds += 1
+
+        def call(tensors: tuple[Any, ...]) -> Any:
+            if self.declines:
+                return None
+            self.calls += 1
+            given = Inputs(**dict(zip(NAMES, tensors, strict=True)))
+            return backends.BACKENDS["reference"].forward(problem, plan, given)
+
+        return call
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    found = Recorder()
+    reference = dataclasses.replace(backends.BACKENDS["reference"], name="recorder", bind=found.bind)
+    monkeypatch.setitem(backends.BACKENDS, "recorder", reference)
+    monkeypatch.setattr(backends, "NAMES", (*backends.NAMES, "recorder"))
+    repeated.forget()
+    yield found
+    repeated.forget()
+
+
+def qkv(**options: Any) -> list[torch.Tensor]:
+    return [torch.randn(Q, **options) for _ in range(3)]
+
+
+def test_second_call_is_bound_and_equal(recorder: Recorder) -> None:
+    for i in range(3):
+        q, k, v = qkv()
+        got = tandem_attn.attention(q, k, v, causal=True, return_lse=True, backend="recorder")
+        want = tandem_attn.attention(q, k, v, causal=True, return_lse=True, backend="reference")
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        assert (recorder.binds, recorder.calls) == (1, i)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"causal": True},
+        {"window": (2, 0)},
+        {"mask": tandem_attn.Window(1, 1)},
+        {"scale": 0.5},
+        {"softcap": 3.0},
+        {"return_lse": True},
+        {"deterministic": True},
+        {"sink": torch.zeros(4)},
+        {"alibi_slopes": torch.ones(4)},
+        {"bias": torch.ones(1, 1, 7, 7)},
+        {"seqused_k": torch.tensor([3, 7], dtype=torch.int32)},
+    ],
+    ids=str,
+)
+def test_options_are_part_of_the_key(changes: dict[str, Any], recorder: Recorder) -> None:
+    q, k, v = qkv()
+    tandem_attn.attention(q, k, v, backend="recorder")
+    for _ in range(2):
+        got = tandem_attn.attention(q, k, v, backend="recorder", **changes)
+        want = tandem_attn.attention(q, k, v, backend="reference", **changes)
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert (recorder.binds, recorder.calls) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q, k, v: (q[:, :5], k, v),
+        lambda q, k, v: (q.transpose(1, 2).contiguous().transpose(1, 2), k, v),
+        lambda q, k, v: (q.double(), k.double(), v.double()),
+        lambda q, k, v: (q, k[:, :, :2], v[:, :, :2]),
+        lambda q, k, v: (q, k, v[..., :3]),
+    ],
+)
+def test_properties_of_tensors_are_part_of_the_key(change: Any, recorder: Recorder) -> None:
+    tandem_attn.attention(*qkv(), backend="recorder")
+    others = change(*qkv())
+    torch.testing.assert_close(
+        tandem_attn.attention(*others, backend="recorder"), tandem_attn.attention(*others, backend="reference"), rtol=0, atol=0
+    )
+    assert recorder.calls == 0
+
+
+@pytest.mark.parametrize(
+    "good, bad",
+    [
+        ({"causal": True}, {"causal": 1}),
+        ({"return_lse": False}, {"return_lse": 0}),
+        ({"scale": 1.0}, {"scale": True}),
+        ({"softcap": 0.0}, {"softcap": False}),
+        ({"window": (1, 0)}, {"window": (1.0, 0)}),
+        ({"window": (1, 0)}, {"window": (True, 0)}),
+    ],
+    ids=str,
+)
+def test_equal_is_not_equally_legal(good: dict[str, Any], bad: dict[str, Any], recorder: Recorder) -> None:
+    q, k, v = qkv()
+    for _ in range(2):
+        tandem_attn.attention(q, k, v, backend="recorder", **good)
+    with pytest.raises(TypeError):
+        tandem_attn.attention(q, k, v, backend="recorder", **bad)
+    assert recorder.calls == 1
+
+
+def test_wrong_calls_raise_every_time(recorder: Recorder) -> None:
+    q, k, v = qkv()
+    tandem_attn.attention(q, k, v, backend="recorder")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="head_dim"):
+            tandem_attn.attention(q, k[..., :4], v, backend="recorder")
+        with pytest.raises(TypeError, match=r"k must be a torch\.Tensor"):
+            tandem_attn.attention(q, None, v, backend="recorder")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="dense"):
+            tandem_attn.attention(q.to_sparse(), k, v, backend="recorder")
+    list_as_window = [tandem_attn.attention(q, k, v, window=[1, 0], backend="recorder") for _ in range(2)]  # type: ignore[arg-type]
+    assert torch.equal(*list_as_window)
+
+
+def test_gradients_take_the_operator(recorder: Recorder) -> None:
+    q, k, v = qkv()
+    tandem_attn.attention(q, k, v, backend="recorder")
+    for name in range(3):
+        leaves = [x.clone().requires_grad_(i == name) for i, x in enumerate((q, k, v))]
+        assert tandem_attn.attention(*leaves, backend="recorder").requires_grad
+        with torch.no_grad():
+            assert not tandem_attn.attention(*leaves, backend="recorder").requires_grad
+    sink = torch.zeros(4, requires_grad=True)
+    for _ in range(2):
+        assert tandem_attn.attention(q, k, v, sink=sink, backend="recorder").requires_grad
+    assert recorder.calls == 3  # under no_grad
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_default_device_does_not_listen(recorder: Recorder) -> None:
+    q, k, v = qkv()
+    want = tandem_attn.attention(q, k, v, backend="recorder")
+    with torch.device("meta"):
+        assert torch.equal(tandem_attn.attention(q, k, v, backend="recorder"), want)
+        with torch.overrides.BaseTorchFunctionMode():
+            tandem_attn.attention(q, k, v, backend="recorder")
+    assert recorder.calls == 1
+
+
+def test_modes_and_profilers_see_the_operator(recorder: Recorder) -> None:
+    q, k, v = qkv()
+    call = lambda: tandem_attn.attention(q, k, v, backend="recorder")  # noqa: E731
+    call()
+    with Seen() as seen:
+        call()
+    assert "tandem_attn.attention.default" in seen.names
+    with FlopCounterMode(display=False) as counter:
+        call()
+    assert counter.get_total_flops() > 0
+    with torch.profiler.profile() as profile:
+        call()
+    assert any(event.key == "tandem_attn::attention" for event in profile.key_averages())
+    assert recorder.calls == 0
+    call()
+    assert recorder.calls == 1
+
+
+def test_traced_and_compiled_calls_take_the_operator(recorder: Recorder) -> None:
+    q, k, v = qkv()
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return tandem_attn.attention(q, k, v, backend="recorder")
+
+    want = call(q, k, v)
+    compiled = torch.compile(call, backend="eager", fullgraph=True)
+    traced = torch.fx.experimental.proxy_tensor.make_fx(call)(q, k, v)
+    assert torch.equal(compiled(q, k, v), want)
+    assert "tandem_attn.attention.default" in traced.code
+    assert recorder.calls == 0
+
+
+def test_negative_bit_is_read(recorder: Recorder) -> None:
+    q, k, v = qkv()
+    tandem_attn.attention(q, k, v, backend="recorder")
+    negative = torch._neg_view(q)
+    for _ in range(2):
+        got = tandem_attn.attention(negative, k, v, backend="recorder")
+        torch.testing.assert_close(got, tandem_attn.attention(-q, k, v, backend="reference"), rtol=0, atol=0)
+    assert recorder.calls == 0
+
+
+def test_a_call_that_its_bound_form_declines(recorder: Recorder) -> None:
+    q, k, v = qkv()
+    tandem_attn.attention(q, k, v, backend="recorder")
+    recorder.declines = True
+    got = tandem_attn.attention(q, k, v, backend="recorder")
+    assert torch.equal(got, tandem_attn.attention(q, k, v, backend="reference"))
+    assert (recorder.binds, recorder.calls) == (1, 0)
+
+
+def test_table_is_bounded_and_keeps_nothing_alive(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeated, "LARGEST", 3)
+    for size in range(1, 8):
+        x = torch.randn(1, size, 1, 8)
+        tandem_attn.attention(x, x, x, backend="recorder", sink=torch.zeros(1))
+    assert len(repeated._table.calls) == 3
+    tensors = [*qkv(), torch.zeros(4)]
+    for _ in range(2):
+        tandem_attn.attention(*tensors[:3], sink=tensors[3], backend="recorder")
+    alive = [weakref.ref(x) for x in tensors]
+    del tensors
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 4
+
+
+def test_masks_with_tensors_are_not_remembered(recorder: Recorder) -> None:
+    q, k, v = qkv()
+    for mask in (tandem_attn.Document([0] * 7), tandem_attn.Predicate(lambda b, h, i, j: j <= i), lambda b, h, i, j: j >= i):
+        for _ in range(2):
+            tandem_attn.attention(q, k, v, mask=mask, backend="recorder")
+    assert (recorder.binds, recorder.calls) == (0, 0)
+
+
+def test_each_thread_has_a_table(recorder: Recorder) -> None:
+    q, k, v = qkv()
+    tandem_attn.attention(q, k, v, backend="recorder")
+    worker = threading.Thread(target=lambda: tandem_attn.attention(q, k, v, backend="recorder"))
+    worker.start()
+    worker.join()
+    assert (recorder.binds, recorder.calls) == (2, 0)
+
+
+def test_packed_calls(recorder: Recorder) -> None:
+    q = torch.randn(9, 4, 8)
+    lengths = [torch.tensor(x, dtype=torch.int32) for x in ([0, 4, 9], [0, 1, 9])]
+    for i, cu in enumerate(lengths):
+        got = tandem_attn.attention_varlen(q, q, q, cu, cu, 8, 8, causal=True, backend="recorder")
+        want = tandem_attn.attention_varlen(q, q, q, cu, cu, 8, 8, causal=True, backend="reference")
+        assert torch.equal(got, want)
+        assert recorder.calls == i
+    tandem_attn.attention_varlen(q, q, q, cu, cu, 9, 8, causal=True, backend="recorder")
+    tandem_attn.attention_varlen(q, q, q, cu, cu, torch.tensor(8), 8, causal=True, backend="recorder")
+    assert recorder.calls == 1

@@ -1,0 +1,148 @@
+"""A bound forward launches what the whole way launches: same kernel, grid, numbers, and descriptors and pointers of its own tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from problems import K_LENGTHS, PROBLEMS, Q_LENGTHS
+
+from tandem_attn.kernels import backend, bound
+from tandem_attn.kernels.prepare import POINTERS
+from tandem_attn.spec.inputs import Inputs
+from tandem_attn.spec.problem import Problem
+from tests.support.fake_cuda import Device, Launched, fake_cuda
+
+pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install tandem-attn[cuda]")
+
+NAMES = ("full", "causal", "sink", "alibi", "seqused", "varlen, causal", "varlen, sink, seqused", "head_dim 192 and 128")
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    with fake_cuda() as found:
+        yield found
+
+
+def inputs(p: Problem, offset: int = 0) -> Inputs:
+    """Tensors of a problem, ``offset`` elements into their memory."""
+    dtype = getattr(torch, p.dtype)
+    rows_q, rows_k = ((p.total_q,), (p.total_k,)) if p.varlen else ((p.batch, p.seqlen_q), (p.batch, p.seqlen_k))
+
+    def make(*shape: int) -> torch.Tensor:
+        return torch.randn(torch.Size(shape).numel() + offset).to(dtype)[offset:].view(shape)
+
+    extra = {}
+    if p.varlen:
+        extra = {
+            f"cu_seqlens_{side}": torch.tensor([0, *lengths]).cumsum(0).int() for side, lengths in (("q", Q_LENGTHS), ("k", K_LENGTHS))
+        }
+    if p.seqused:
+        extra["seqused_k"] = torch.ones(p.batch, dtype=torch.int32)
+    if p.sink:
+        extra["sink"] = torch.randn(p.heads)
+    if p.alibi:
+        extra["alibi_slopes"] = torch.rand(p.batch, p.heads)
+    return Inputs(
+        q=make(*rows_q, p.heads, p.head_dim), k=make(*rows_k, p.heads_kv, p.head_dim), v=make(*rows_k, p.heads_kv, p.head_dim_v), **extra
+    )
+
+
+def in_order(x: Inputs) -> tuple[torch.Tensor | None, ...]:
+    return tuple(getattr(x, field.name) for field in dataclasses.fields(x))
+
+
+def relative(launched: Launched, x: Inputs, out: torch.Tensor, lse: torch.Tensor) -> tuple[object, ...]:
+    """A launch without what lies where: addresses as distances from the tensors they belong to."""
+    each = len(launched.descriptors) // 4
+    tensors = [tensor for tensor in (x.q, x.k, x.v, out) for _ in range(each)]
+    maps = [(at - tensor.data_ptr(), rest) for (at, rest), tensor in zip(launched.descriptors, tensors, strict=True)]
+    homes = {"lse": lse, "cu_q": x.cu_seqlens_q, "cu_k": x.cu_seqlens_k, "used_k": x.seqused_k, "sink": x.sink, "slopes": x.alibi_slopes}
+    pointers = [
+        bool(at) if homes.get(name) is None else at - homes[name].data_ptr() for name, at in zip(POINTERS, launched.pointers, strict=True)
+    ]
+    return (launched.function, launched.grid, launched.stream, maps, pointers, launched.numbers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_launches_what_the_whole_way_does(name: str, device: Device) -> None:
+    p = PROBLEMS[name]
+    plan = backend.plan(p)
+    first, second = inputs(p), inputs(p)
+    call = backend.bind(p, plan, first)
+    assert isinstance(call, bound.Bound)
+    whole = [backend.forward(p, plan, x) for x in (first, second)]
+    again = [call(in_order(x)) for x in (first, second, first)]
+    wanted = [relative(launched, x, *result) for launched, x, result in zip(device.launches[:2], (first, second), whole, strict=True)]
+    got = [relative(launched, x, *result) for launched, x, result in zip(device.launches[2:], (first, second, first), again, strict=True)]
+    assert wanted[0] == wanted[1]
+    assert got == [wanted[0]] * 3
+    for result in again:
+        assert [(x.shape, x.stride(), x.dtype) for x in result] == [(x.shape, x.stride(), x.dtype) for x in whole[0]]
+
+
+def test_descriptors_are_encoded_once_an_address(device: Device) -> None:
+    p = PROBLEMS["causal"]
+    x = inputs(p)
+    call = backend.bind(p, backend.plan(p), x)
+    call(in_order(x))
+    before, kept = device.encoded, [call(in_order(x)) for _ in range(3)]
+    assert device.encoded - before <= len(kept)  # q, k and v lie where they lay; each O is new
+    call._maps[0].update({64 * i: b"" for i in range(bound._MAPS_KEPT)})
+    call(in_order(inputs(p)))
+    assert len(call._maps[0]) <= bound._MAPS_KEPT
+
+
+@pytest.mark.parametrize("offset, takes", [(0, True), (8, True), (1, False), (4, False)])
+def test_misplaced_tensors_go_the_whole_way(offset: int, takes: bool, device: Device) -> None:
+    """In units of two bytes; TMA reads from multiples of 16."""
+    p = PROBLEMS["causal"]
+    call = backend.bind(p, backend.plan(p), inputs(p))
+    assert (call(in_order(inputs(p, offset))) is not None) == takes
+
+
+def test_what_is_no_address_is_not_bound(device: Device) -> None:
+    p = PROBLEMS["sink"]
+    given = inputs(p)
+    assert backend.bind(p, backend.plan(p), dataclasses.replace(given, sink=given.sink.double())) is None
+    strided = dataclasses.replace(given, q=torch.zeros(p.batch, p.seqlen_q, p.heads, p.head_dim + 3, dtype=torch.bfloat16)[..., :-3])
+    assert backend.bind(p, backend.plan(p), strided) is None
+
+
+def test_graph_capture_goes_the_whole_way(device: Device) -> None:
+    p = PROBLEMS["causal"]
+    x = inputs(p)
+    call = backend.bind(p, backend.plan(p), x)
+    device.capturing = True
+    assert call(in_order(x)) is None
+
+
+def test_stream_and_device_of_each_call(device: Device) -> None:
+    p = PROBLEMS["causal"]
+    x = inputs(p)
+    call = backend.bind(p, backend.plan(p), x)
+    call(in_order(x))
+    device.stream = 77
+    call(in_order(x))
+    device.index = 1  # another device is current: the call runs on its tensors'
+    call(in_order(x))
+    streams = [launched.stream for launched in device.launches]
+    counters = [launched.pointers[POINTERS.index("counter")] for launched in device.launches]
+    assert streams[1:] == [77, 77] and streams[0] != 77
+    assert counters[0] == device.counters[streams[0]].data_ptr() != counters[1] == counters[2]
+    assert device.index == 1
+
+
+def test_keeps_no_tensor_alive(device: Device) -> None:
+    p = PROBLEMS["varlen, sink, seqused"]
+    x = inputs(p)
+    call = backend.bind(p, backend.plan(p), x)
+    results = call(in_order(x))
+    alive = [weakref.ref(tensor) for tensor in (*in_order(x), *results) if tensor is not None]
+    del x, results
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * len(alive)
