@@ -1,8 +1,8 @@
 """Time the emulator's backends on the kernels of this package: ``python -m benchmarks.emulator [--case NAME ...] [--out FILE]``.
 
 Every run is checked against fp64 before its time counts. Figures are CPU seconds (``time.process_time``, the best of several runs), which a
-shared machine disturbs least, and warp-instructions per such second; generation of code is done before. ``--memory`` runs one case alone
-and gives the peak resident memory of the process. The results file carries commit, processor, versions, date and command.
+shared machine disturbs least, and warp-instructions per such second; generation of code is done before. Memory is the peak of the process so
+far (run a case alone). The results file carries commit, processor, load, versions, date and command.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core: before NumPy is loade
 import numpy as np
 import torch
 
-from benchmarks.emulator_subjects import Subject, gemm, hopper_forward
+from benchmarks.emulator_subjects import Subject, forward, gemm
 from tandem_attn.emulator import run
 
 ROUNDS = 5
@@ -44,12 +44,16 @@ class Case:
 
 
 CASES = {
-    "hopper 1024": Case(lambda: hopper_forward(1024, heads=2)),
-    "hopper 1024 causal": Case(lambda: hopper_forward(1024, heads=2, causal=True)),
-    "hopper 4096": Case(lambda: hopper_forward(4096, heads=1), backends=("auto",)),
-    "hopper 4096 all checks": Case(lambda: hopper_forward(4096, heads=1), backends=("auto",), options=(("checks", "all"),)),
-    "gemm sm90 512": Case(lambda: gemm("sm_90a", 512)),
-    "gemm sm100 512": Case(lambda: gemm("sm_100a", 512)),
+    "sm_90a 1024": Case(lambda: forward("sm_90a", 1024, heads=2)),
+    "sm_90a 1024 causal": Case(lambda: forward("sm_90a", 1024, heads=2, causal=True)),
+    "sm_100a 1024": Case(lambda: forward("sm_100a", 1024, heads=2)),
+    "sm_100a 1024 causal": Case(lambda: forward("sm_100a", 1024, heads=2, causal=True)),
+    "sm_90a 4096": Case(lambda: forward("sm_90a", 4096, heads=1), backends=("auto",)),
+    "sm_100a 4096": Case(lambda: forward("sm_100a", 4096, heads=1), backends=("auto",)),
+    "sm_90a 4096 all checks": Case(lambda: forward("sm_90a", 4096, heads=1), backends=("auto",), options=(("checks", "all"),)),
+    "sm_100a 4096 all checks": Case(lambda: forward("sm_100a", 4096, heads=1), backends=("auto",), options=(("checks", "all"),)),
+    "gemm sm_90a 512": Case(lambda: gemm("sm_90a", 512)),
+    "gemm sm_100a 512": Case(lambda: gemm("sm_100a", 512)),
 }
 
 
@@ -58,7 +62,7 @@ def measure(name: str, backend: str, rounds: int) -> dict[str, Any]:
     case = CASES[name]
     subject = case.make()
     options: dict[str, Any] = {"backend": backend, **subject.options, **dict(case.options)}
-    best, instructions = float("inf"), 0
+    best, instructions, error = float("inf"), 0, 0.0
     for n in range(rounds + 1):
         began = time.process_time()
         result = run(subject.kernel, subject.args, subject.grid, **options)
@@ -101,8 +105,8 @@ def main() -> int:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
         record = {
             "commit": commit, "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "processor": processor(), "python": platform.python_version(),
-            "versions": {tool: importlib.metadata.version(tool) for tool in TOOLS}, "threads": torch.get_num_threads(),
+            "processor": processor(), "load": os.getloadavg(), "python": platform.python_version(),
+            "versions": {tool: importlib.metadata.version(tool) for tool in TOOLS}, "threads": 1,
             "command": " ".join(["python -m benchmarks.emulator", *sys.argv[1:]]), "rows": rows,
         }  # fmt: skip
         options.out.write_text(json.dumps(record, indent=1) + "\n")

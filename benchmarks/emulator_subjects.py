@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem_attn.emulator.launch.tensormap import TensorDescriptor
-from tandem_attn.kernels.compile import Kernel, compiled
+from tandem_attn.kernels.compile import compiled
+from tandem_attn.kernels.emulated import CHIPS, arguments
+from tandem_attn.kernels.prepare import prepare
+from tandem_attn.spec.arch import get_arch
+from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.masks import Causal, Full
-from tandem_attn.spec.planner import plan as make_plan
+from tandem_attn.spec.planner import plan
 from tandem_attn.spec.problem import Problem
 
-ERROR = 2.0**-8  # bf16 outputs and probabilities, of values near 1
+ERROR = 2.0**-7  # of the largest element: bf16 outputs, and P's roundings
 
 
 @dataclass(frozen=True)
@@ -25,52 +28,32 @@ class Subject:
 
     kernel: Any
     args: list[Any]
-    grid: tuple[int, ...]
+    grid: int | tuple[int, ...]
     check: Callable[[], float]
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def random(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
-
-
-def hopper_forward(seqlen: int, heads: int, head_dim: int = 128, causal: bool = False, ctas: int = 132) -> Subject:
-    """The package's Hopper forward: bf16, one batch, (1, S, H, D)."""
-    problem = Problem(
-        batch=1, seqlen_q=seqlen, seqlen_k=seqlen, heads=heads, heads_kv=heads, head_dim=head_dim, mask=Causal() if causal else Full(),
-        return_lse=True, device="cuda",
-    )  # fmt: skip
-    chosen = make_plan(problem, "H200", num_splits=1, pack_gqa=1).plan
-    kernel = compiled(chosen)
-    q, k, v = (random(1, seqlen, heads, head_dim, seed=i) for i in range(3))
-    out = torch.full_like(q, float("nan"))
-    lse = torch.full((1, heads, seqlen), float("nan"))
-    counter = torch.zeros(2, dtype=torch.int32)
-    blocks = -(-seqlen // chosen.rows_per_cta)
-    tiles = blocks * heads
-    args: list[Any] = []
-    for tensor, (swizzle, box) in zip((q, k, v, out) * 2, kernel.descriptors, strict=True):
-        args += descriptor(tensor, swizzle, box)
-    args += [lse, counter, *[0] * 8, *[0] * 4, problem.scale_value * math.log2(math.e), 0.0]
-    args += [seqlen, seqlen, seqlen, seqlen, 1, heads, 1, blocks, heads, tiles, seqlen, 0, 0]
+def forward(arch: str, seqlen: int, heads: int, head_dim: int = 128, causal: bool = False) -> Subject:
+    """The package's forward for an architecture: bf16, one batch, (1, S, H, D), as many clusters as the chip has room for."""
+    mask = Causal() if causal else Full()
+    sizes = {"seqlen_q": seqlen, "seqlen_k": seqlen, "heads": heads, "heads_kv": heads, "head_dim": head_dim}
+    problem = Problem(batch=1, mask=mask, device="cpu", return_lse=True, **sizes)
+    made = plan(problem, CHIPS[arch], direction="forward", num_splits=1, pack_gqa=1).plan
+    kernel = compiled(made)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, seqlen, heads, head_dim, generator=generator).to(torch.bfloat16) for _ in range(3))
+    out = torch.full_like(q, math.nan)
+    lse = torch.full((1, heads, seqlen), math.nan)
+    counter = torch.zeros(1, dtype=torch.int32)
+    sms = get_arch(CHIPS[arch]).sms // kernel.ctas
+    launch = prepare(kernel, problem, made, Inputs(q=q, k=k, v=v), out, lse, sms=sms, counter=counter)
 
     def check() -> float:
         counter.zero_()
         return attention_error(q, k, v, out, lse, causal)
 
-    return Subject(kernel.ptx, args, (min(tiles, ctas),), check, launch_of(kernel))
-
-
-def launch_of(kernel: Kernel) -> dict[str, Any]:
-    return {"block": kernel.threads, "shared": kernel.shared_bytes}
-
-
-def descriptor(x: Tensor, swizzle: int, box: tuple[int, ...]) -> list[Any]:
-    """(batch, heads, rows, columns) of a (B, S, H, D) tensor, then shape and strides, which the kernel does not read."""
-    moved = x.transpose(1, 2)
-    span = {0: 0, 1: 32, 2: 64, 3: 128}[swizzle]
-    described = TensorDescriptor(moved, moved.shape, moved.stride(), box, swizzle=span)
-    return [described, *moved.shape, *moved.stride()]
+    options = {"block": kernel.threads, "cluster": kernel.ctas, "shared": kernel.shared_bytes}
+    return Subject(kernel.ptx, arguments(launch), launch.grid * kernel.ctas, check, options)
 
 
 def attention_error(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool) -> float:
@@ -85,9 +68,9 @@ def attention_error(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, c
     bound = ERROR * float(truth.abs().max())
     assert largest <= bound, f"O is off by {largest:.3e}, allowed {bound:.3e}"
     of_lse = float((lse.double() - scores.logsumexp(-1)).abs().nan_to_num(math.inf).max())
-    assert of_lse <= 1e-5, f"LSE is off by {of_lse:.3e}"
-    out.fill_(float("nan"))
-    lse.fill_(float("nan"))
+    assert of_lse <= 1e-4, f"LSE is off by {of_lse:.3e}"
+    out.fill_(math.nan)
+    lse.fill_(math.nan)
     return largest
 
 
@@ -102,7 +85,7 @@ def gemm(arch: str, size: int) -> Subject:
     def check() -> float:
         subject.check()
         error = float((subject.out.double() - subject.expected).abs().max())
-        subject.out.fill_(float("nan"))
+        subject.out.fill_(math.nan)
         return error
 
     return Subject(subject.kernel, list(subject.args), subject.grid, check)

@@ -154,7 +154,8 @@ class Control:
         if segment.kind == "branch":
             return self.branch_team(team, frames, segment)
         if segment.kind == "block":
-            return self.block_together(team, frames, segment) or self.block_team(team, frames, segment)
+            done = self.block_together(team, frames, segment)
+            return self.block_team(team, frames, segment) if done is None else done
         for frame in frames:
             frame.segment = segment.targets[0]
         return True
@@ -182,17 +183,26 @@ class Control:
             self.machine.enter(warp)
         return False
 
-    def block_together(self, team: Team, frames: list[Frame], segment: Segment) -> bool:
-        """Whether the blocking instruction has a form for several warps that was carried out."""
+    def block_together(self, team: Team, frames: list[Frame], segment: Segment) -> bool | None:
+        """By the instruction's form for several warps: whether they go on or all wait; None where there is none that fits."""
         form = getattr(self.machine.segments.handler(segment.last), "together", None)
         if form is None or self.program.code[segment.last].predicate is not None:
-            return False
+            return None
         team.acting = team.first
-        if not form(team):
-            return False
-        for frame in frames:
-            frame.segment = segment.targets[0]
-        return True
+        done = form(team)
+        if done is False:
+            return None
+        if done is True:
+            for frame in frames:
+                frame.segment = segment.targets[0]
+            return True
+        self.runs[segment.index] -= team.count
+        for warp, frame in zip(team.warps, frames, strict=True):
+            warp.instructions -= 1  # it is executed again when the warp is woken
+            warp.current = segment.last
+            frame.waits = True
+            self.machine.blocked(warp, done)
+        return False
 
     def block_team(self, team: Team, frames: list[Frame], segment: Segment) -> bool:
         """One warp after the other; True when none has to wait (any longer)."""

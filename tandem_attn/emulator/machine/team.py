@@ -48,7 +48,7 @@ class Team:
         """A machine instruction, warp by warp, or by its form for several (`ops.registry.together`)."""
         if guard is None:
             form = getattr(handler, "together", None)
-            if form is not None and form(self):
+            if form is not None and form(self) is True:
                 return
             for warp in self.warps:
                 self.acting = warp
@@ -65,7 +65,7 @@ class Team:
     # ---- shared memory
     def load_shared(self, address: Array, offset: int, dtype: Any, count: int, mask: Array | None, index: int) -> Array:
         shared, size = self.cta.shared, dtype.itemsize * count
-        chosen = None if mask is None else np.broadcast_to(mask, (self.count, WARP))
+        chosen = None if mask is None else self._rows(mask)
         where = self._own(address, offset, size, chosen)
         if where is not None:
             try:
@@ -78,7 +78,7 @@ class Team:
         return self._each_load("load_shared", address, offset, dtype, count, chosen, index)
 
     def store_shared(self, address: Array, offset: int, values: tuple[Array, ...], mask: Array | None, index: int) -> None:
-        chosen = None if mask is None else np.broadcast_to(mask, (self.count, WARP))
+        chosen = None if mask is None else self._rows(mask)
         where = self._own(address, offset, values[0].itemsize * len(values), chosen)
         if where is None:
             self._each_store("store_shared", address, offset, values, chosen, index)
@@ -88,7 +88,7 @@ class Team:
     def _own(self, address: Array, offset: int, size: int, mask: Array | None) -> Array | None:
         """Offsets in the CTA's own shared memory, in bounds and aligned; None where they are not."""
         rank = self.cta.rank << RANK_SHIFT
-        full = np.broadcast_to(address, (self.count, WARP))
+        full = self._rows(address)
         where = (full.reshape(-1) if mask is None else full[mask]).astype(np.int64) + (offset - rank)
         shared = self.cta.shared
         if len(where) and (int(where.min()) < shared.base or int(where.max()) + size > shared.end or (where & (size - 1)).any()):
@@ -97,7 +97,7 @@ class Team:
 
     # ---- global memory
     def load_global(self, address: Array, offset: int, dtype: Any, count: int, mask: Array | None, index: int) -> Array:
-        chosen = None if mask is None else np.broadcast_to(mask, (self.count, WARP))
+        chosen = None if mask is None else self._rows(mask)
         where = self._global(address, offset, dtype.itemsize * count, chosen)
         if where is None:
             return self._each_load("load_global", address, offset, dtype, count, chosen, index)
@@ -113,7 +113,7 @@ class Team:
         )
 
     def _global(self, address: Array, offset: int, size: int, mask: Array | None) -> Array | None:
-        full = np.broadcast_to(address, (self.count, WARP))
+        full = self._rows(address)
         where = (full.reshape(-1) if mask is None else full[mask]).astype(np.int64) + offset
         return None if not len(where) or (where & (size - 1)).any() or int(where.max()) >= SHARED_WINDOW else where
 
@@ -141,10 +141,10 @@ class Team:
             getattr(warp, name)(places[i], offset, tuple(v[i] for v in data), masks[i], index)
 
     def _rows(self, value: Array) -> Array:
-        return np.broadcast_to(value, (self.count, WARP))
+        return value if value.ndim > 1 else np.broadcast_to(value, (self.count, WARP))
 
     def _masks(self, mask: Array | None) -> Any:
-        return [None] * self.count if mask is None else np.broadcast_to(mask, (self.count, WARP))
+        return [None] * self.count if mask is None else self._rows(mask)
 
     def _flat(self, values: tuple[Array, ...], mask: Array | None) -> list[Array]:
         full = [self._rows(v) for v in values]

@@ -198,9 +198,7 @@ def wait(ins: Instruction) -> Handler:
             cta, offset, barrier, value = pending
             _check_overrun(w, ins, cta, offset, barrier, parity)
             barrier.waiters.append(w)
-            what = f"parity {value & 1}" if parity else f"phase {value >> 40}"
-            reason = f"waits for {what} of the mbarrier at shared offset {offset:#x} of CTA {cta.where}"
-            return Blocked(reason, detail={"barrier": barrier, "may_time_out": True, "cta": cta, "offset": offset})
+            return _waits(barrier, cta, offset, value, parity)
         w.time_out = False
         w.waits_in_phase = None
         if pending is not None and not blocking:
@@ -208,20 +206,31 @@ def wait(ins: Instruction) -> Handler:
         result(w, out, m)
         return None
 
-    def team(t: Team) -> bool:
-        """All lanes ask for one phase of one barrier, and it is complete."""
+    def team(t: Team) -> bool | Blocked:
+        """All lanes ask for one phase of one barrier."""
         if target is None or not same(raw(t)) or not same(phase(t)):
             return False
-        _, _, barrier = find(t.first, address(t.first, 0))
+        cta, offset, barrier = find(t.first, address(t.first, 0))
         value = wanted(t.first, 0)
         if not (barrier.done(value) if parity else barrier.passed(value)):
-            return False
+            if not blocking or any(w.time_out for w in t.warps):
+                return False
+            for w in t.warps:
+                _check_overrun(w, ins, cta, offset, barrier, parity)
+            barrier.waiters += t.warps
+            return _waits(barrier, cta, offset, value, parity)
         t.P[target] = True
         for w in t.warps:
             w.time_out, w.waits_in_phase = False, None
         return True
 
     return together(run, team)
+
+
+def _waits(barrier: MBarrier, cta: CTA, offset: int, value: int, parity: bool) -> Blocked:
+    what = f"parity {value & 1}" if parity else f"phase {value >> 40}"
+    reason = f"waits for {what} of the mbarrier at shared offset {offset:#x} of CTA {cta.where}"
+    return Blocked(reason, detail={"barrier": barrier, "may_time_out": True, "cta": cta, "offset": offset})
 
 
 def _check_overrun(w: Warp, ins: Instruction, cta: CTA, offset: int, barrier: MBarrier, parity: bool) -> None:

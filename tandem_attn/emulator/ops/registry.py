@@ -14,7 +14,8 @@ from tandem_attn.emulator.ptx.nodes import Instruction
 Pure = Callable[[Builder, Instruction], None]
 Handler = Callable[[Any, Any], Any]  # (warp, mask or None) -> None, or Blocked
 Factory = Callable[[Instruction], Handler]
-Together = Callable[[Any], bool]  # (team) -> whether it has executed the instruction in all warps; else the handler is called for each
+# (team) -> True: the instruction is executed in all warps; False: the handler is to be called for each; Blocked: all of them wait.
+Together = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
