@@ -1,8 +1,8 @@
 """Time the emulator's backends on the kernels of this package: ``python -m benchmarks.emulator [--case NAME ...] [--out FILE]``.
 
 Every run is checked against fp64 before its time counts. Figures are CPU seconds (``time.process_time``, the best of several runs), which a
-shared machine disturbs least, and warp-instructions per such second; generation of code is done before. Memory is the peak of the process so
-far (run a case alone). The results file carries commit, processor, load, versions, date and command.
+shared machine disturbs least, and warp-instructions per such second; generation of code is done before. Memory is the peak of the process
+so far (run a case alone). The results file carries commit, processor, load, versions, date and command.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def arrive_together(t: Team, waiting_at: int, number: Read, count: Read | None) 
     """The warps of a team come to one barrier, and nothing is wrong with their counts. `waiting_at`: the instruction, when it waits."""
     frames = [w.stack[0] for w in t.warps]
     if waiting_at >= 0 and frames[0].arrived is not None:
-        return _behind(t, frames, waiting_at, t.cta.barrier(number(t.first, None)))
+        return _behind(frames, waiting_at, t.cta.barrier(number(t.first, None)))
     given = {(number(w, None), count(w, None) if count is not None else 0) for w in t.warps}
     which, expected = given.pop()
     bar = t.cta.barrier(which)
@@ -159,7 +159,7 @@ def arrive_together(t: Team, waiting_at: int, number: Read, count: Read | None) 
     return True
 
 
-def _behind(t: Team, frames: list[Frame], index: int, bar: NamedBarrier) -> bool:
+def _behind(frames: list[Frame], index: int, bar: NamedBarrier) -> bool:
     """Warps that have waited together go on, when the phase of their arrival is complete."""
     if any(frame.arrived != frames[0].arrived for frame in frames) or frames[0].arrived != (index, bar.phase - 1):
         return False
