@@ -53,16 +53,20 @@ class Flight:
     def release(self, done: Callable[[InFlight], bool]) -> None:
         """Forget the registers of operations that a wait has covered."""
         left = [item for item in self.items if not done(item)]
+        if len(left) == len(self.items):
+            return
         self.items, self.writes, self.reads, self.chains = [], 0, 0, {}
         for item in left:
             self.add(item)
 
     def forget(self, slot: int) -> None:
         """One register has been reported."""
-        for item in self.items:
+        items, self.items, self.writes, self.reads, self.chains = self.items, [], 0, 0, {}
+        for item in items:
             item.writes &= ~(1 << slot)
             item.reads &= ~(1 << slot)
-        self.release(lambda item: not item.writes | item.reads)
+            if item.writes | item.reads:
+                self.add(item)
 
 
 def bits(slots: Iterable[int]) -> int:

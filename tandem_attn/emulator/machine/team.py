@@ -19,7 +19,7 @@ from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.registers import WARP, RegisterFile
 
 Array = NDArray[Any]
-_SELDOM = ("load_local", "store_local", "load_param", "load_generic", "store_generic")
+_SELDOM = ("load_local", "store_local", "load_generic", "store_generic")
 
 
 class Team:
@@ -116,6 +116,14 @@ class Team:
         full = self._rows(address)
         where = (full.reshape(-1) if mask is None else full[mask]).astype(np.int64) + offset
         return None if not len(where) or (where & (size - 1)).any() or int(where.max()) >= SHARED_WINDOW else where
+
+    def load_param(self, address: Array, offset: int, dtype: Any, count: int, mask: Array | None, index: int) -> Array:
+        """Mostly all lanes read one parameter."""
+        rows = self._rows(address)
+        if mask is not None or (rows != rows[0, 0]).any():
+            return self._each_load("load_param", address, offset, dtype, count, mask, index)
+        self.acting = self.first
+        return np.broadcast_to(self.first.load_param(rows[0], offset, dtype, count, None, index)[:, None], (count, self.count, WARP))
 
     # ---- warp by warp
     def __getattr__(self, name: str) -> Any:

@@ -180,12 +180,18 @@ def wait_group(ins: Instruction) -> Handler:
         return why
 
     def team(t: Team) -> bool:
-        for w in t.warps:
-            groups = groups_of(w, "wgmma", 0)
-            count = len(groups.committed) - keep(w, None)
-            if any(not op.done for group in groups.committed[: max(0, count)] for op in group):
-                return False
-        return all(run(w, None) is None for w in t.warps)
+        """The groups of all warps hold the same operations, and those that are waited for are done."""
+        own = [groups_of(w, "wgmma", 0) for w in t.warps]
+        committed = own[0].committed
+        count = len(committed) - keep(t.first, None)
+        if any(each.committed != committed for each in own) or any(not op.done for group in committed[: max(0, count)] for op in group):
+            return False
+        for w, groups in zip(t.warps, own, strict=True):
+            if count > 0:
+                groups.done += count
+                del groups.committed[:count]
+            w.flight.release(lambda item: item.op.done)
+        return True
 
     return together(run, team)
 
