@@ -31,6 +31,7 @@ class Control:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.program = machine.program
+        self.code = machine.program.code
         self.links = machine.launch.links
         self.orders: dict[int, tuple[str, str]] = {}
         self.watch = Watch(machine)
@@ -40,7 +41,7 @@ class Control:
         """Memory semantics and scope of an instruction, from its modifiers."""
         found = self.orders.get(index)
         if found is None:
-            mods = self.program.code[index].mods
+            mods = self.code[index].mods
             kinds = ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
             semantics = next((m for m in mods if m in kinds), "weak")
             if mods[0] in ("atom", "red") and semantics == "weak":
@@ -54,7 +55,7 @@ class Control:
         found: Counter[str] = Counter()
         for segment, count in zip(self.program.segments, self.runs, strict=True):
             if count:
-                for ins in self.program.code[segment.start : segment.end]:
+                for ins in self.code[segment.start : segment.end]:
                     found[ins.opcode] += count
         return found
 
@@ -162,7 +163,7 @@ class Control:
 
     def branch_team(self, team: Team, frames: list[Frame], segment: Segment) -> bool:
         """True when all go the same way, at once or behind the branch."""
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         there, behind = segment.targets
         assert ins.predicate is not None
         guard = team.P[ins.predicate.slot].tobytes()
@@ -186,7 +187,7 @@ class Control:
     def block_together(self, team: Team, frames: list[Frame], segment: Segment) -> bool | None:
         """By the instruction's form for several warps: whether they go on or all wait; None where there is none that fits."""
         form = getattr(self.machine.segments.handler(segment.last), "together", None)
-        if form is None or self.program.code[segment.last].predicate is not None:
+        if form is None or self.code[segment.last].predicate is not None:
             return None
         team.acting = team.first
         done = form(team)
@@ -270,7 +271,7 @@ class Control:
         return guard if frame.mask is None else guard & frame.mask
 
     def branch(self, warp: Warp, frame: Frame, segment: Segment) -> None:
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         there, behind = segment.targets
         if frame.mask is None and ins.predicate is not None:
             guard = warp.P[ins.predicate.slot].tobytes()
@@ -295,7 +296,7 @@ class Control:
 
     def table(self, warp: Warp, frame: Frame, segment: Segment) -> None:
         """brx.idx: one target per index."""
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         reg = ins.operands[0]
         assert isinstance(reg, Reg)
         index = warp.Ru[reg.slot] if frame.mask is None else warp.Ru[reg.slot][frame.mask]
@@ -313,7 +314,7 @@ class Control:
 
     # ---- calls and ends
     def call(self, warp: Warp, frame: Frame, segment: Segment) -> None:
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         lanes = self.taken(warp, frame, ins)
         frame.segment = segment.targets[0]
         if not lanes.any():
@@ -376,7 +377,7 @@ class Control:
 
     def leave(self, warp: Warp, frame: Frame, segment: Segment, bottom: int) -> None:
         """Take lanes out of every frame from `bottom` up: they have returned or exited."""
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         gone = self.taken(warp, frame, ins)
         if not gone.any():
             frame.segment = segment.targets[0]
@@ -392,7 +393,7 @@ class Control:
         warp.stack[bottom:] = kept
 
     def exit(self, warp: Warp, frame: Frame, segment: Segment) -> None:
-        gone = self.taken(warp, frame, self.program.code[segment.last])
+        gone = self.taken(warp, frame, self.code[segment.last])
         alive = np.ones(32, np.bool_) if warp.alive is None else warp.alive
         warp.alive = alive & ~gone
         self.leave(warp, frame, segment, 0)
@@ -405,14 +406,14 @@ class Control:
         if bottom is None:
             self.exit(warp, frame, segment)
             return
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         gone = self.taken(warp, frame, ins)
         for source, target, size in warp.stack[bottom].returns:
             self.copy_argument(warp, gone, source, target, size)
         self.leave(warp, frame, segment, bottom)
 
     def trap(self, warp: Warp, frame: Frame, segment: Segment) -> None:
-        if not self.taken(warp, frame, self.program.code[segment.last]).any():
+        if not self.taken(warp, frame, self.code[segment.last]).any():
             frame.segment = segment.targets[0]
             return
         warp.current = segment.last
@@ -421,7 +422,7 @@ class Control:
     # ---- blocking instructions
     def block(self, warp: Warp, frame: Frame, segment: Segment) -> bool:
         """Execute the instruction; True when the warp must wait (it is then entered in what it waits for)."""
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         mask = frame.mask
         if ins.predicate is not None:
             mask = self.taken(warp, frame, ins)

@@ -46,6 +46,7 @@ class CTA:
         self.named: dict[int, NamedBarrier] = {}
         self.tmem_waiters: list[Warp] = []
         self.register_waiters: list[Warp] = []  # at a setmaxnreg.inc
+        self.special: dict[str, Any] = {}  # values of special registers and symbols that all warps share
         self.tiles: dict[Any, Any] = {}  # matrix operands read from shared memory, converted
         count = -(-launch.threads // 32)
         spare = machine.spare_files

@@ -123,7 +123,7 @@ class Team:
         if mask is not None or (rows != rows[0, 0]).any():
             return self._each_load("load_param", address, offset, dtype, count, mask, index)
         self.acting = self.first
-        return np.broadcast_to(self.first.load_param(rows[0], offset, dtype, count, None, index)[:, None], (count, self.count, WARP))
+        return self.first.load_param(rows[0], offset, dtype, count, None, index)[:, None].repeat(self.count, 1)
 
     # ---- warp by warp
     def __getattr__(self, name: str) -> Any:
@@ -149,7 +149,7 @@ class Team:
             getattr(warp, name)(places[i], offset, tuple(v[i] for v in data), masks[i], index)
 
     def _rows(self, value: Array) -> Array:
-        return value if value.ndim > 1 else np.broadcast_to(value, (self.count, WARP))
+        return value if value.ndim > 1 else np.broadcast_to(value, (WARP,))[None].repeat(self.count, 0)
 
     def _masks(self, mask: Array | None) -> Any:
         return [None] * self.count if mask is None else self._rows(mask)

@@ -129,7 +129,7 @@ def mma(ins: Instruction) -> Handler:
             w.cta.machine.report(Fault("unelected", text), w, ins.index)
         for lane in lanes:
             shape = decode_idesc(read_i(w, lane), kind, group, ws)
-            disabled = sum(r(w, lane) << 32 * i for i, r in enumerate(read_masks))
+            disabled = sum(r(w, lane) << 32 * i for i, r in enumerate(read_masks)) if read_masks else 0
             work = Mma(
                 shape, group, ws, read_d(w, lane) + d.offset, read_a(w, lane) + a_offset, a_tmem, read_b(w, lane),
                 bool(read_enable(w, lane)), scale, disabled, given.read(w, lane, read_i) if given is not None else None,

@@ -18,7 +18,7 @@ from tandem_attn.emulator.memory.im2col import Columns
 from tandem_attn.emulator.memory.reductions import combine
 from tandem_attn.emulator.memory.tiles import Box, placed_bytes, swizzle_of, swizzled
 from tandem_attn.emulator.ops import mbarrier
-from tandem_attn.emulator.ops.access import Array, items, lanes_of, one_copy, reader, shared_address
+from tandem_attn.emulator.ops.access import Array, items, lanes_of, one_copy, reader, scalar, shared_address, shared_scalar
 from tandem_attn.emulator.ops.groups import add_to_group
 from tandem_attn.emulator.ops.registry import Handler, machine
 from tandem_attn.emulator.ptx.nodes import Instruction, Memory
@@ -49,11 +49,16 @@ class _Tile:
         self.ins = ins
         self.map_address = reader(operand.base, np.uint64)
         self.offset = operand.offset
+        self.map_of, self.place = scalar(operand.base), [scalar(c, signed=True) for c in items(operand.more[0])]
         self.coordinates = [reader(c, np.int32) for c in items(operand.more[0])]
         self.gather = ins.has("tile::gather4") or ins.has("tile::scatter4")
         self.im2col = any(m.startswith("im2col") for m in ins.mods)
         if any(m.startswith("im2col::w") for m in ins.mods):
             raise UnsupportedInstruction("TMA in mode im2col::w is not executed", ins.line, ins.text)
+
+    def at(self, w: Warp, lane: int) -> list[int]:
+        """The coordinates of one lane."""
+        return [(read(w, lane) + 2**31) % 2**32 - 2**31 for read in self.place]
 
     def boxes(self, w: Warp, tensor: tensormap.TensorMap, at: list[int], offsets: list[int]) -> list[Box | Columns]:
         """One box; for gather4 and scatter4 four rows, whose boxes are one row high; in im2col mode pixels beside `offsets`."""
@@ -94,28 +99,27 @@ def load(ins: Instruction) -> Handler:
     assert isinstance(source, Memory)
     tile = _Tile(ins, source)
     to, bar = shared_address(ins, target), shared_address(ins, signal)
+    to_one, bar_one = shared_scalar(ins, target), shared_scalar(ins, signal)
     rest = list(ins.operands[3:])
-    beside = [reader(o, np.uint16) for o in items(rest.pop(0))] if tile.im2col else []
+    beside = [scalar(o) for o in items(rest.pop(0))] if tile.im2col else []
     multicast = ins.has("multicast::cluster")
-    mask_of = reader(rest[0], np.uint16) if multicast else None
+    mask_of = scalar(rest[0]) if multicast else None
     pair = ins.has("cta_group::2")
 
     def run(w: Warp, m: Array | None) -> None:
         w.current = ins.index
         lanes = lanes_of(m)
-        maps, targets, bars = tile.map_address(w), to(w), bar(w)
-        where = [c(w) for c in tile.coordinates]
-        masks = mask_of(w) if mask_of is not None else None
-        lanes, _ = one_copy(lanes, maps, targets, bars, *where)
-        for lane in lanes:
-            address, target_at, signal_at = int(maps[lane]) + tile.offset, int(targets[lane]), int(bars[lane])
-            at = [int(c[lane]) for c in where]
-            offsets = [int(o(w)[lane]) for o in beside]
+        if len(lanes) > 1:
+            lanes, _ = one_copy(lanes, tile.map_address(w), to(w), bar(w), *[c(w) for c in tile.coordinates])
+        for lane in lanes.tolist():
+            address, target_at, signal_at = tile.map_of(w, lane) + tile.offset, to_one(w, lane), bar_one(w, lane)
+            at = tile.at(w, lane)
+            offsets = [o(w, lane) & 0xFFFF for o in beside]
             tensor = read_tensormap(w, address)
             check_destination(tensor, target_at & OFFSET_MASK)
             check_coordinates(tensor, at, writes=False)
-            chosen = int(masks[lane]) if masks is not None else 0
-            ranks = [r for r in range(16) if chosen >> r & 1] if masks is not None else [target_at >> RANK_SHIFT]
+            chosen = mask_of(w, lane) & 0xFFFF if mask_of is not None else 0
+            ranks = [r for r in range(16) if chosen >> r & 1] if multicast else [target_at >> RANK_SHIFT]
 
             def stage(
                 tensor: Any = tensor, at: list[int] = at, ranks: list[int] = ranks, where: tuple[int, int] = (target_at, signal_at),

@@ -45,10 +45,10 @@ class Segment:
     live_out: frozenset[Reg] = frozenset()
     live_in: frozenset[Reg] = frozenset()
     touched: frozenset[Reg] = frozenset()
+    last: int = field(init=False)
 
-    @property
-    def last(self) -> int:
-        return self.end - 1
+    def __post_init__(self) -> None:
+        self.last = self.end - 1
 
 
 @dataclass(slots=True)
