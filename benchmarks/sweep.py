@@ -22,7 +22,7 @@ from tandem_attn.bench.machine import Telemetry, environment
 from tandem_attn.bench.peers import PEERS
 from tandem_attn.bench.protocol import MATMUL, matmul, milliseconds
 from tandem_attn.kernels import backend
-from tandem_attn.kernels.compile import precompile
+from tandem_attn.kernels.precompile import precompile
 from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.plan import Launch, Plan, Schedule, ScheduleKind
@@ -31,6 +31,7 @@ from tandem_attn.spec.problem import Problem
 
 BASE = {"ping_pong": True, "intra_overlap": True, "q_registers": False}
 VARIANTS: dict[str, dict[str, Any]] = {
+    "planned": {},  # as the planner has it, not from BASE on
     "smem": {},
     "smem_seq": {"intra_overlap": False},
     "smem_tau": {"rescale_rows": 16},
@@ -58,8 +59,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tau": {"rescale_rows": 16},
     "late": {"early_turn": False},
     "o_over_q": {"o_over_q": True},
-    "q_tail": {"q_tail_registers": True},
+    "q_smem": {"q_registers": False},
+    "overlap": {"intra_overlap": True},
 }
+WIDE = {"heads": 16, "head_dim_v": 128}
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     "d128": (
         [by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")],
@@ -98,7 +101,7 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     "o_over_q_192": (
         [by_tokens(192, s, mask, heads=16, head_dim_v=128) for s in (1024, 8192) for mask in ("full", "causal")],
         ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "tau+early+o_over_q", "tau+late+o_over_q",
-         "seq+tau+early+o_over_q+no_turns", "seq+tau+early+o_over_q+q_tail"],
+         "seq+tau+early+o_over_q+no_turns"],
     ),
     "d64_shapes": (
         [by_tokens(64, s, mask) for s in (1024, 2048, 8192) for mask in ("full", "causal")],
@@ -109,6 +112,29 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         [by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")],
         ["reg_seq_tau+early", "reg_seq_tau+late", "reg_seq_tau+no_turns", "smem_seq_tau+early", "smem_seq_tau+early+o_over_q"],
     ),
+    "sections": (
+        [
+            by_tokens(d, s, "causal", **(WIDE if d == 192 else {}))
+            for d, s in ((128, 16384), (192, 8192), (192, 16384), (64, 8192), (256, 16384))
+        ],
+        ["planned", "planned+lpt4", "planned+lpt8", "planned+lpt16", "planned+dynamic"],
+    ),
+    "turns": (
+        [by_tokens(128, s, mask) for s, mask in ((4096, "full"), (32768, "full"), (4096, "causal"), (16384, "causal"))],
+        ["planned", "planned+late", "planned+no_turns", "planned+q_smem", "planned+q_smem+late", "planned+q_smem+overlap+late"],
+    ),
+    "turns_wide": (
+        [
+            by_tokens(d, s, mask, **(WIDE if d == 192 else {}))
+            for d in (192, 256)
+            for s, mask in ((2048, "full"), (8192, "full"), (8192, "causal"))
+        ],
+        ["planned", "planned+late", "planned+no_turns", "planned+seq+late"],
+    ),
+    "order": (
+        [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],
+        ["planned", "planned+nd1", "planned+nd4", "planned+nd16", "planned+none", "planned+late"],
+    ),
 }  # fmt: skip
 
 
@@ -117,7 +143,7 @@ def _out(problem: Problem, plan: Plan, inputs: Inputs) -> Tensor:
 
 
 def variant(case: Case, name: str) -> Plan:
-    changes = dict(BASE)
+    changes = {} if name.startswith("planned") else dict(BASE)
     for part in name.split("+"):
         changes |= VARIANTS[part]
     return plan(case.problem("cuda"), "H200", direction="forward", num_splits=1, pack_gqa=1, **changes).plan
@@ -152,7 +178,7 @@ def run_group(name: str, telemetry: Telemetry, peers: tuple[str, ...] = ("cudnn"
             functions[key] = run
         functions["matmul"] = matmul()
         began = time.monotonic()
-        times = milliseconds(functions, rounds=5, round_ms=20)
+        times = milliseconds(functions, rounds=6, round_ms=40)
         rates = {n: (2 * MATMUL**3 if n == "matmul" else case.flops) / statistics.median(ms) * 1e-9 for n, ms in times.items()}
         print(case, " ".join(f"{n} {r:.0f}" for n, r in rates.items()), flush=True)
         cells.append({"case": case.__dict__, "tflops": rates, "gpu": telemetry.since(began)})
@@ -166,7 +192,9 @@ def plans(groups: list[str]) -> list[Plan]:
 def main() -> None:
     torch.manual_seed(0)
     started = time.time()
-    precompile(plans(sys.argv[2:]), os.cpu_count() or 1)
+    for done in precompile(plans(sys.argv[2:]), os.cpu_count() or 1):
+        if done.error:
+            print(f"{done.plan.digest} does not compile: {done.error[:300]}", flush=True)
     print(f"compiled in {time.time() - started:.0f} s", flush=True)
     with Telemetry() as telemetry:
         groups = {name: run_group(name, telemetry) for name in sys.argv[2:]}

@@ -31,13 +31,15 @@ def plot(cells: list[Cell], environment: dict[str, Any], path: Path) -> None:
             panels.setdefault(tuple(cell[name] for name in _PANEL), []).append(cell)
     if not panels:
         raise ValueError("a plot shows dense cases over their sequence length, and there is none")
-    columns = min(_COLUMNS, len(panels))
-    rows = -(-len(panels) // columns)
+    lines = {key: found for key, found in panels.items() if len(found) > 1} or panels  # one length alone makes no line
+    colors = {name: f"C{i % 10}" for i, name in enumerate(names(cells))}
+    columns = min(_COLUMNS, len(lines))
+    rows = -(-len(lines) // columns)
     figure, axes = pyplot.subplots(rows, columns, figsize=(4.2 * columns, 3.4 * rows), squeeze=False, layout="constrained")
-    for ax in axes.flat[len(panels) :]:
+    for ax in axes.flat[len(lines) :]:
         ax.set_visible(False)
-    for ax, members in zip(axes.flat, panels.values(), strict=False):
-        _panel(ax, sorted(members, key=lambda cell: cell["seqlen"]))
+    for ax, members in zip(axes.flat, lines.values(), strict=False):
+        _panel(ax, sorted(members, key=lambda cell: cell["seqlen"]), colors)
     found = {text: line for ax in axes.flat for line, text in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(found.values(), found.keys(), loc="outside upper center", ncols=len(found), fontsize=8)
     where = environment.get("gpu") or environment["processor"]
@@ -46,13 +48,15 @@ def plot(cells: list[Cell], environment: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _panel(ax: Any, members: list[Cell]) -> None:
+def _panel(ax: Any, members: list[Cell], colors: dict[str, str]) -> None:
     for name in names(members):
         points = [(cell["seqlen"], cell["tflops"][name]) for cell in members if name in cell["tflops"]]
-        style = {"color": "black", "linestyle": ":"} if name == MATMUL else {"marker": "o", "linewidth": 2.2 if name == ours.NAME else 1.2}
-        ax.plot(*zip(*points, strict=True), label=name, markersize=3, **style)
+        style = {"color": "black", "linestyle": ":"} if name == MATMUL else {"color": colors[name], "marker": "o"}
+        ax.plot(*zip(*points, strict=True), label=name, markersize=3, linewidth=2.2 if name == ours.NAME else 1.2, **style)
+    seqlens = [cell["seqlen"] for cell in members]
     ax.set_title(label(members[0], sizes=False), fontsize=9)
     ax.set_xscale("log", base=2)
+    ax.set_xticks(seqlens, [f"{n // 1024}k" if n % 1024 == 0 else f"{n}" for n in seqlens])
     ax.set_ylim(bottom=0)
     ax.set_ylabel("TFLOP/s", fontsize=8)
     ax.grid(alpha=0.3)

@@ -19,7 +19,7 @@ from torch import Tensor
 from tandem_attn.bench import ours, peers, protocol, truth
 from tandem_attn.bench.cases import BACKWARD, DECODE, Case, Tensors, tensors
 from tandem_attn.bench.machine import Telemetry, environment
-from tandem_attn.kernels.compile import precompile
+from tandem_attn.kernels.precompile import precompile
 
 MATMUL = "matmul"
 _PATIENCE_S = 20.0  # a peer that failed for so long (compiling, say) is not tried again
@@ -71,7 +71,8 @@ def measure(cases: list[Case], settings: Settings, results: Results) -> Iterator
     """Measures case after case; each cell is added to ``results`` and then yielded."""
     torch.manual_seed(settings.seed)
     if settings.device == "cuda" and settings.backend == "tandem":
-        precompile(ours.plans(cases), min(16, os.cpu_count() or 1))
+        for _ in precompile(ours.plans(cases), min(16, os.cpu_count() or 1)):
+            pass  # side by side; a kernel that does not compile fails in its cell
     spent: dict[str, float] = {}
     with Telemetry() as telemetry:
         for case in cases:

@@ -14,6 +14,7 @@ from tandem_attn.cli.demo import demo
 from tandem_attn.cli.doctor import doctor
 from tandem_attn.cli.emulate import emulate
 from tandem_attn.cli.plan import plan
+from tandem_attn.cli.precompile import command as precompile
 from tandem_attn.cli.roofline import roofline
 from tandem_attn.cli.support import support
 
@@ -31,6 +32,8 @@ def main() -> None:
       tandem emulate --seqlen-q 300 the GPU kernel, executed and judged on this CPU
       tandem plan --chip b200       how a kernel is built, and why
       tandem roofline --chip b200   what bounds it
+      tandem bench                  how fast it is, beside other libraries
+      tandem precompile             kernels compiled before their first call
       tandem demo                   a language model running on Tandem
     """
     for stream in (sys.stdout, sys.stderr):
@@ -38,5 +41,5 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character of a table shows ?
 
 
-for command in (bench, check, demo, doctor, emulate, plan, roofline, support):
+for command in (bench, check, demo, doctor, emulate, plan, precompile, roofline, support):
     main.add_command(command)

@@ -117,6 +117,28 @@ def problem_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_problem
 
 
+def problem_of(values: dict[str, Any]) -> Problem:
+    """The problem of values under the names of the flags, written with underscores, as a file gives them; true turns a flag on.
+
+    Raises:
+        click.UsageError: a name is unknown or a value wrong.
+    """
+    given = {f"--{name.replace('_', '-')}": value for name, value in values.items() if value is not None and value is not False}
+    arguments = [text for flag, value in given.items() for text in ((flag,) if value is True else (flag, str(value)))]
+    with _only_flags().make_context("file", arguments) as context:
+        return _problem(dict(context.params))
+
+
+def _only_flags() -> click.Command:
+    """A command with these flags and nothing else."""
+
+    def command() -> None: ...
+
+    for option in reversed(_OPTIONS):
+        option(command)
+    return click.command("file")(command)
+
+
 def _problem(flags: dict[str, Any]) -> Problem:
     lengths = flags.pop("varlen") or ()
     if lengths:

@@ -14,15 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tandem_attn.kernels import helpers
 from tandem_attn.kernels.compile import Kernel
-from tandem_attn.kernels.launch import ArgumentBlock, encode
-from tandem_attn.kernels.prepare import POINTERS, LaunchDescription, aligned, packed_tiles, prepare
+from tandem_attn.kernels.description import LaunchDescription
+from tandem_attn.kernels.launch import ArgumentBlock, encode, run
+from tandem_attn.kernels.prepare import POINTERS, aligned, prepare
 from tandem_attn.spec.inputs import Inputs
+from tandem_attn.spec.mask_tree import has_data
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.problem import Problem
 
 _INPUTS = tuple(field.name for field in dataclasses.fields(Inputs))
-_CU_Q, _CU_K = _INPUTS.index("cu_seqlens_q"), _INPUTS.index("cu_seqlens_k")
+_CU_Q, _CU_K, _USED_K = (_INPUTS.index(name) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"))
 _LSE, _COUNTER, _ORDER, _STARTS = (POINTERS.index(name) for name in ("lse", "counter", "order", "starts"))
 _PER_CALL = (_LSE, _COUNTER, _ORDER, _STARTS)
 _LENGTHS = ("seqused_q", "seqused_k")
@@ -51,7 +54,11 @@ def bind(kernel: Kernel, problem: Problem, plan: Plan, inputs: Inputs, device: i
     out = q.new_empty(*q.shape[:-1], problem.head_dim_v)
     rows = q.shape[:-2]
     lse = q.new_empty(*rows[:-1], problem.heads, rows[-1], dtype=torch.float32)
+    if has_data(problem.mask):  # a predicate may compute something else in the next call
+        return None
     launch = prepare(kernel, problem, plan, inputs, out, lse, sms=sms, counter=lse)
+    if launch.extras or launch.after:
+        return None
     sources = _sources(launch, inputs)
     return None if sources is None else Bound(problem, plan, launch, sources, device, counter)
 
@@ -110,7 +117,7 @@ class Bound:
     def __init__(self, problem: Problem, plan: Plan, launch: LaunchDescription, sources: _Sources, device: int, counter: Counter) -> None:
         block = ArgumentBlock(launch.kernel, device)
         block.write(launch)
-        self._heads, self._plan, self._packed = problem.heads, plan, plan.varlen
+        self._groups, self._plan, self._packed = problem.heads // plan.pack_gqa, plan, plan.varlen
         self._words, self._launch, self._grid = block.words, block.launch, launch.grid * launch.kernel.ctas
         self._maps = tuple(_Maps(launch, i) for i in range(4))
         self._maps_at = block.maps
@@ -137,15 +144,16 @@ class Bound:
         words[_LSE] = lse.data_ptr()
         for place, number in self._direct:
             words[place] = tensors[number].data_ptr()
-        kept = self._pack(tensors, out, lse) if self._packed else None  # until the launch is in the stream
+        kept = self._pack(tensors, out, lse, stream) if self._packed else None  # until the launch is in the stream
         self._launch(self._grid, stream)
         del kept
         return out, lse
 
-    def _pack(self, tensors: tuple[Any, ...], out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    def _pack(self, tensors: tuple[Any, ...], out: Tensor, lse: Tensor, stream: int) -> tuple[Tensor, Tensor]:
         """Rows that no tile covers, and the order of the tiles."""
         out.zero_()
         lse.fill_(float("-inf"))
-        order, starts = packed_tiles(self._plan, tensors[_CU_Q], tensors[_CU_K], self._heads)
+        order, starts, launch = helpers.packed_tiles(self._plan, tensors[_CU_Q], tensors[_CU_K], tensors[_USED_K], self._groups)
+        run(launch, self._device, stream)
         self._words[_ORDER], self._words[_STARTS] = order.data_ptr(), starts.data_ptr()
         return order, starts

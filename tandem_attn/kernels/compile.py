@@ -6,19 +6,20 @@ Compiling needs no GPU.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib
+import importlib.metadata
 import json
-import os
-import time
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tandem_attn.kernels import cache, extras
 from tandem_attn.spec.arch import get_arch
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
@@ -26,14 +27,26 @@ from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
 TRITON = "3.9"  # Gluon's API changes between minor releases
 # By major compute capability: the module whose ``forward`` is the kernel.
 ENTRIES = {9: "tandem_attn.kernels.sm90.forward", 10: "tandem_attn.kernels.sm100.forward"}
-CODES = {"*": "Q", "i32": "i", "fp32": "f"}  # of ``struct``, by Triton's notation; every pointer has the first
+CODES = {"*": "Q", "i32": "i", "i64": "q", "fp32": "f"}  # of ``struct``, by Triton's notation; every pointer has the first
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A small kernel in plain Triton, launched before or after a forward. Arguments are pointers, then numbers."""
+
+    arch: str
+    module: str
+    entry: str
+    types: tuple[tuple[str, str], ...]  # name and type, in Triton's notation, of each argument
+    constants: tuple[tuple[str, int], ...]  # behind them
+    warps: int = 4
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel and what a launch must know. Its arguments are TMA descriptors, then pointers, then numbers."""
+    """A compiled kernel and what a launch must know. Its arguments are TMA descriptors, then pointers, numbers, and ``extras``."""
 
-    plan: Plan
+    plan: Plan | Helper
     name: str
     cubin: bytes
     ptx: str
@@ -41,7 +54,7 @@ class Kernel:
     threads: int  # of a CTA
     ctas: int  # of a cluster
     descriptors: tuple[tuple[int, tuple[int, ...]], ...]  # CUtensorMapSwizzle and box of each, outermost dimension first
-    codes: str  # of ``struct``, one for each pointer and number: their types
+    codes: str  # of ``struct``, one for each pointer, number and extra: their types
     scratch_bytes: tuple[int, int]  # global memory for each CTA: the compiler's own, and instrumentation's
 
     @functools.cached_property
@@ -63,56 +76,90 @@ def compiled(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel
     return _load(code_plan(plan), plain, consan)
 
 
+def is_cached(plan: Plan) -> bool:
+    """Whether the plan's kernel is on disk."""
+    return cache.contains(_key(code_plan(plan), False, False))
+
+
 def code_plan(plan: Plan) -> Plan:
     """The plan without what does not change the code: plans that share a kernel become equal."""
-    return replace(plan, smem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False)
+    return replace(
+        plan, smem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False,
+        num_splits=min(plan.num_splits, 2), page_size=min(plan.page_size, 1),
+    )  # fmt: skip
+
+
+def through_disk(plan: Plan) -> Kernel:
+    """``compiled``, but for kernels that are in memory only: this one is on disk afterwards."""
+    return _load.__wrapped__(code_plan(plan), False, False)
 
 
 @functools.lru_cache(maxsize=1024)
 def _load(plan: Plan, plain: bool, consan: bool) -> Kernel:
-    directory = cache_dir()
-    if directory is None:
-        return build(plan, plain=plain, consan=consan)
-    path = directory / f"{_key(plan, plain, consan)}.json"
-    kernel = _read(path, plan)
-    if kernel is None:
-        with _locked(path.with_suffix(".lock")):  # one process compiles, the others wait here and then find the file
-            kernel = _read(path, plan) or _write(path, build(plan, plain=plain, consan=consan))
-    return kernel
+    return _cached((plan, plain, consan), plan, lambda: build(plan, plain=plain, consan=consan))
 
 
-def cache_dir() -> Path | None:
-    """Where compiled kernels are kept: ``TANDEM_CACHE_DIR``, by default ``~/.cache/tandem_attn``; None when that is set but empty."""
-    setting = os.environ.get("TANDEM_CACHE_DIR")
-    if setting == "":
-        return None
-    root = Path(setting) if setting else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem_attn"
-    root.mkdir(parents=True, exist_ok=True)
-    return root
+@functools.lru_cache(maxsize=256)
+def compiled_helper(helper: Helper) -> Kernel:
+    """A helper's kernel, from memory, from disk, or compiled now."""
+    return _cached((helper,), helper, lambda: _build_helper(helper))
+
+
+def _cached(key: tuple[Any, ...], source: Plan | Helper, make: Callable[[], Kernel]) -> Kernel:
+    return _decode(cache.fetch(_key(*key), lambda: _encode(make())), source)
 
 
 def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     """Compiles without any cache of ours."""
     triton = _triton()
-    from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    major, minor = get_arch(plan.arch).capability or (0, 0)
-    entry = importlib.import_module(ENTRIES[major]).forward
+    entry = importlib.import_module(ENTRIES[(get_arch(plan.arch).capability or (0, 0))[0]]).forward
     constants = {"plan": plan, "plain": plain}
     types = {name: _type(name, plan) for name in entry.arg_names if name not in constants}
     signature = {name: types.get(name, "constexpr") for name in entry.arg_names}
     source = GluonASTSource(entry, signature, {(entry.arg_names.index(name),): value for name, value in constants.items()})
     options: dict[str, Any] = {"num_warps": WARPGROUP, "num_ctas": plan.cta_group, "maxnreg": entry_registers(plan)}
     options |= {"enable_fp_fusion": True} | ({"instrumentation_mode": "consan"} if consan else {})
-    out = triton.compile(source, target=GPUTarget("cuda", major * 10 + minor, 32), options=options)
+    kernel = _kernel(plan, _translated(triton, source, plan.arch, options), types.values())
+    gc.collect()  # Triton leaves cycles around its compiler's objects, which would be reported as leaks when the process ends
+    return kernel
+
+
+def _build_helper(helper: Helper) -> Kernel:
+    triton = _triton()
+    from triton.compiler import ASTSource
+
+    entry = getattr(importlib.import_module(helper.module), helper.entry)
+    types, constants = dict(helper.types), dict(helper.constants)
+    source = ASTSource(entry, types | dict.fromkeys(constants, "constexpr"), dict(constants))
+    options = {"num_warps": helper.warps, "enable_fp_fusion": True}
+    return _kernel(helper, _translated(triton, source, helper.arch, options), types.values())
+
+
+def _kernel(source: Plan | Helper, out: Any, types: Iterable[str | tuple[str, ...]]) -> Kernel:
     meta = out.metadata
+    flat = [kind for each in types for kind in ((each,) if isinstance(each, str) else each) if not kind.startswith("tensordesc")]
     return Kernel(
-        plan, meta.name, out.asm["cubin"], out.asm["ptx"], meta.shared, meta.num_warps * 32, meta.num_ctas,
-        descriptors=tuple((each["swizzle"], tuple(each["block_size"])) for each in meta.tensordesc_meta),
-        codes="".join(CODES["*" if kind.startswith("*") else kind] for kind in types.values() if not kind.startswith("tensordesc")),
+        source, meta.name, out.asm["cubin"], out.asm["ptx"], meta.shared, meta.num_warps * 32, meta.num_ctas,
+        descriptors=tuple((each["swizzle"], tuple(each["block_size"])) for each in meta.tensordesc_meta or ()),
+        codes="".join(CODES["*" if kind.startswith("*") else kind] for kind in flat),
         scratch_bytes=(meta.global_scratch_size, meta.profile_scratch_size),
     )  # fmt: skip
+
+
+def _translated(triton: Any, source: Any, arch: str, options: dict[str, Any]) -> Any:
+    """Triton's compiler, which keeps files of its own; in a temporary place where it cannot write them to its usual one."""
+    from triton.backends.compiler import GPUTarget
+
+    major, minor = get_arch(arch).capability or (0, 0)
+    target = GPUTarget("cuda", major * 10 + minor, 32)
+    try:
+        return triton.compile(source, target=target, options=options)
+    except OSError:
+        with tempfile.TemporaryDirectory() as place, triton.knobs.cache.scope():
+            triton.knobs.cache.dir = place
+            return triton.compile(source, target=target, options=options)
 
 
 def entry_registers(plan: Plan) -> int:
@@ -121,8 +168,10 @@ def entry_registers(plan: Plan) -> int:
     return sum(budgets) // len(budgets) // 8 * 8
 
 
-def _type(name: str, plan: Plan) -> str:
+def _type(name: str, plan: Plan) -> str | tuple[str, ...]:
     """Type of a kernel argument in Triton's notation, by its name."""
+    if name in extras.NAMES:
+        return extras.types(name, plan)
     if name.endswith(("_desc", "_tail")):
         return _descriptor_type(name[0], name.endswith("_tail"), plan)
     pointers = {"lse": "*fp32", "sink": "*fp32", "slopes": "*fp32"}
@@ -138,26 +187,38 @@ def _descriptor_type(tensor: str, tail: bool, plan: Plan) -> str:
     split = []
     if plan.cta_group == 2:  # each CTA of a pair holds half the rows of q, k and o, and half the columns of v
         split = [[int(i == len(box) - (1 if tensor == "v" else 2)) for i in range(len(box))]]
-    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16 if dtype == "bf16" else gl.float16, cga_layout=split)
+    element = gl.bfloat16 if dtype == "bf16" else gl.float16
+    if plan.pack_gqa > 1 or plan.page_rows:  # swizzled as the whole tile, of which the box's last two dimensions are a part
+        layout = gl.NVMMASharedLayout(min(box[-1] * plan.element_bytes, 128), 8 * plan.element_bytes, len(box))
+    else:
+        layout = gl.NVMMASharedLayout.get_default_for(box, element, cga_layout=split)
     return f"tensordesc<{dtype}{box},{layout!r}>"
 
 
 def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     """Shape of one TMA copy of q, k, v or o, see ``kernels.common.copies``."""
     chunks = plan.head_dim_chunks if tensor in "qk" else plan.head_dim_v_chunks
-    rows = plan.tile_m * plan.cta_group if tensor in "qo" else plan.tile_n
-    return [1] * leading_dims(tensor, plan) + [rows, chunks[-1] if tail else chunks[0]]
+    if tensor in "kv":
+        rows = [plan.page_rows or plan.tile_n]
+    else:
+        rows = [plan.tile_m * plan.cta_group] if plan.pack_gqa == 1 else [plan.tile_m // plan.pack_rows, plan.pack_rows]
+    columns = chunks[-1] if tail else chunks[0]
+    if tensor in "kv" and 0 < plan.page_rows < plan.tile_n:  # see kernels.common.paging
+        columns = min(columns, 128 // plan.element_bytes)
+    return [1] * leading_dims(tensor, plan) + [*rows, columns]
 
 
 def leading_dims(tensor: str, plan: Plan) -> int:
-    """Dimensions of a descriptor before rows and head_dim: (batch, heads), (end, heads) or (batch, end, heads)."""
+    """Dimensions of a descriptor before rows and head_dim: (batch, heads), (end, heads), (batch or page, end, heads) or (groups,)."""
+    if tensor in "kv" and plan.page_size:
+        return 3
     if plan.varlen:
-        return 2
-    return 3 if plan.seqused and tensor != "o" else 2
+        return 1 if tensor == "q" and plan.pack_gqa > 1 else 2
+    return 3 if plan.seqused and tensor != "o" and (tensor != "q" or plan.pack_gqa == 1) else 2
 
 
-def _key(plan: Plan, plain: bool, consan: bool) -> str:
-    text = repr((plan, plain, consan, _triton().__version__, _sources()))
+def _key(*parts: Any) -> str:
+    text = repr((*parts, triton_version(), _sources()))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -165,37 +226,41 @@ def _key(plan: Plan, plain: bool, consan: bool) -> str:
 def _sources() -> str:
     """Digest of the sources that decide the code: device code lies in folders, host code beside this file."""
     root = Path(__file__).parent
-    files = [Path(__file__), *sorted(root.glob("*/*.py")), root.parent / "spec" / "exp2.py"]
+    spec = (root.parent / "spec" / f"{name}.py" for name in ("exp2", "mask_tree", "plan"))
+    files = [Path(__file__), root / "extras.py", *sorted(root.glob("*/*.py")), *spec]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def _read(path: Path, plan: Plan) -> Kernel | None:
-    try:
-        stored: dict[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    stored["descriptors"] = tuple((swizzle, tuple(box)) for swizzle, box in stored["descriptors"])
-    stored["scratch_bytes"] = tuple(stored["scratch_bytes"])
-    stored["cubin"] = base64.b64decode(stored["cubin"])
-    return Kernel(plan, **stored)
+_BINARY = ("cubin", "ptx")  # behind the text, in this order
 
 
-def _write(path: Path, kernel: Kernel) -> Kernel:
-    stored = {field.name: getattr(kernel, field.name) for field in fields(kernel) if field.name != "plan"}
-    stored["cubin"] = base64.b64encode(kernel.cubin).decode()
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(stored))
-    partial.replace(path)  # atomic: readers see all or nothing
-    return kernel
+def _encode(kernel: Kernel) -> bytes:
+    """A line of JSON with everything short and the sizes of what follows, then cubin and PTX."""
+    ptx = kernel.ptx.encode()
+    short = {field.name: getattr(kernel, field.name) for field in fields(kernel) if field.name not in ("plan", *_BINARY)}
+    return json.dumps({**short, "cubin": len(kernel.cubin), "ptx": len(ptx)}).encode() + b"\n" + kernel.cubin + ptx
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    import fcntl
+def _decode(stored: bytes, source: Plan | Helper) -> Kernel:
+    line = stored.index(b"\n")
+    short: dict[str, Any] = json.loads(stored[:line])
+    cubin = stored[line + 1 : line + 1 + short["cubin"]]
+    descriptors = tuple((swizzle, tuple(box)) for swizzle, box in short["descriptors"])
+    others = {"ptx": stored[line + 1 + len(cubin) :].decode(), "descriptors": descriptors, "scratch_bytes": tuple(short["scratch_bytes"])}
+    return Kernel(source, **{**short, "cubin": cubin, **others})
 
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+
+def triton_version() -> str:
+    """Of the Triton that would compile; found without importing it, which takes longer than to load a kernel.
+
+    Raises:
+        ImportError: see ``_triton``.
+    """
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("triton")
+        if version.startswith(TRITON + "."):
+            return version
+    return str(_triton().__version__)
 
 
 @functools.cache
@@ -212,21 +277,3 @@ def _triton() -> Any:
     if not triton.__version__.startswith(TRITON + "."):
         raise ImportError(f"the GPU kernels need triton {TRITON}.*, found {triton.__version__}")
     return triton
-
-
-def precompile(plans: Iterable[Plan], workers: int = 1) -> list[float]:
-    """Fills the disk cache; seconds each plan took. Processes compile side by side, since Triton holds the interpreter lock."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    distinct = list(dict.fromkeys(code_plan(plan) for plan in plans))
-    if workers == 1:
-        return [_timed(plan) for plan in distinct]
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        return list(pool.map(_timed, distinct))
-
-
-def _timed(plan: Plan) -> float:
-    start = time.perf_counter()
-    compiled(plan)
-    return time.perf_counter() - start

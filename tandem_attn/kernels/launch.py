@@ -11,9 +11,11 @@ import functools
 import struct
 import threading
 
+from torch import Tensor
+
 from tandem_attn.kernels import cuda
 from tandem_attn.kernels.compile import Kernel
-from tandem_attn.kernels.prepare import LaunchDescription, TensorMap
+from tandem_attn.kernels.description import LaunchDescription, TensorMap
 
 
 class ArgumentBlock:
@@ -33,19 +35,24 @@ class ArgumentBlock:
         start = -address % cuda.TENSOR_MAP_ALIGN
         self.maps = memoryview(memory).cast("B")[start : start + maps_bytes]
         self._numbers = memoryview(memory).cast("B")[start + maps_bytes : start + maps_bytes + self._values.size]
-        self.words = self._numbers[: kernel.codes.count("Q") * struct.calcsize("Q")].cast("Q")
+        self.words = self._numbers[: (len(kernel.codes) - len(kernel.codes.lstrip("Q"))) * struct.calcsize("Q")].cast("Q")
         self.launch = cuda.Launch(_function(kernel, device), kernel.threads, kernel.shared_bytes, _pointers(address + start, kernel))
 
     def write(self, launch: LaunchDescription) -> None:
         """Fills the whole block."""
         self.maps[:] = _encoded(tuple(launch.maps[i] for i in self._order))
-        self._values.pack_into(self._numbers, 0, *[0 if x is None else x.data_ptr() for x in launch.pointers], *launch.numbers, 0, 0)
+        values = (*launch.numbers, *(_value(x) for x in launch.extras)) if launch.extras else launch.numbers
+        self._values.pack_into(self._numbers, 0, *[0 if x is None else x.data_ptr() for x in launch.pointers], *values, 0, 0)
 
 
 def _map_order(kernel: Kernel) -> list[int]:
     """Numbers of the descriptors as they lie in the block: a tensor's head, then its tail; a kernel without tails reads heads for them."""
     half = len(kernel.descriptors) // 2
     return [i for head in range(half) for i in ((head, half + head) if kernel.has_tails else (head,))]
+
+
+def _value(x: Tensor | float | None) -> int | float:
+    return 0 if x is None else x if isinstance(x, (int, float)) else x.data_ptr()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -64,7 +71,7 @@ def encode(x: TensorMap, address: int) -> bytes:
 
 
 def _values(kernel: Kernel) -> struct.Struct:
-    """Pointers and numbers, and at the end the two scratch pointers that Triton appends, here always null."""
+    """Pointers, numbers and extras, and at the end the two scratch pointers that Triton appends, here always null."""
     return struct.Struct(f"{kernel.codes}0Q2Q")
 
 
@@ -100,7 +107,9 @@ _local = threading.local()
 
 
 def run(launch: LaunchDescription, device: int, stream: int) -> None:
-    """Runs a launch on a CUDA stream, given by its handle, of the current device, whose index is ``device``."""
+    """Runs a launch, and in order those it needs before and after it, on a CUDA stream, given by its handle, of the current device."""
+    for each in launch.before:
+        run(each, device, stream)
     blocks: dict[tuple[int, int], ArgumentBlock] = _local.__dict__.setdefault("blocks", {})
     key = (id(launch.kernel), device)
     block = blocks.get(key)
@@ -108,3 +117,5 @@ def run(launch: LaunchDescription, device: int, stream: int) -> None:
         block = blocks[key] = ArgumentBlock(launch.kernel, device)
     block.write(launch)
     block.launch(launch.grid * launch.kernel.ctas, stream)
+    for each in launch.after:
+        run(each, device, stream)

@@ -81,6 +81,7 @@ def test_launches_what_the_whole_way_does(name: str, device: Device) -> None:
     got = [relative(launched, x, *result) for launched, x, result in zip(device.launches[2:], (first, second, first), again, strict=True)]
     assert wanted[0] == wanted[1]
     assert got == [wanted[0]] * 3
+    assert device.order == (["packed_tiles", "forward"] if p.varlen else ["forward"]) * 5
     for result in again:
         assert [(x.shape, x.stride(), x.dtype) for x in result] == [(x.shape, x.stride(), x.dtype) for x in whole[0]]
 

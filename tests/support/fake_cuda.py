@@ -24,10 +24,12 @@ from tandem_attn.api import backends, repeated
 from tandem_attn.kernels import backend, bound, cuda
 from tandem_attn.kernels.prepare import POINTERS
 
+FORWARD = "forward"  # name of the forward kernels; beside them small ones are launched
+
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch: where, and the bytes of its argument block."""
+    """One launch of a forward: where, and the bytes of its argument block."""
 
     function: int
     grid: int
@@ -50,15 +52,22 @@ class Launched:
 
 @dataclass
 class Device:
-    """State of the stand-in: what was launched, how many descriptors were encoded, and what a test may set."""
+    """State of the stand-in: what was loaded and launched, how many descriptors were encoded, and what a test may set."""
 
-    launches: list[Launched] = field(default_factory=list)
+    launches: list[Launched] = field(default_factory=list)  # of forwards
+    order: list[str] = field(default_factory=list)  # names of all kernels, as launched
+    names: dict[int, str] = field(default_factory=dict)  # of loaded functions
     encoded: int = 0
     index: int | None = None  # of the current device; CPU tensors have None
     stream: int = 0x5EED
     capturing: bool = False
     recording: bool = True
     counters: dict[int, Tensor] = field(default_factory=dict)
+
+    def load_function(self, cubin: bytes, name: str, shared_bytes: int) -> int:  # noqa: ARG002
+        function = len(self.names) + 1
+        self.names[function] = name
+        return function
 
     def counter(self, device: int, stream: int) -> Tensor:  # noqa: ARG002
         return self.counters.setdefault(stream, torch.zeros(1, dtype=torch.int32))
@@ -75,7 +84,10 @@ def _launch_class(device: Device) -> type:
             self.function, self.params = function, list(params)
 
         def __call__(self, grid: int, stream: int) -> None:
-            if device.recording:
+            if not device.recording:
+                return
+            device.order.append(device.names[self.function])
+            if device.order[-1] == FORWARD:
                 device.launches.append(Launched.read(self.function, grid, stream, self.params))
 
     return Launch
@@ -85,10 +97,9 @@ def _launch_class(device: Device) -> type:
 def fake_cuda() -> Iterator[Device]:
     """While it is open, ``backend="tandem"`` takes CPU tensors and launches on a recorded device."""
     device = Device()
-    functions = iter(range(1, 1 << 30))
     patches = (
         (cuda, "tensor_map", device.tensor_map),
-        (cuda, "load_function", lambda *_: next(functions)),
+        (cuda, "load_function", device.load_function),
         (cuda, "Launch", _launch_class(device)),
         (backend, "_sms", lambda _: 132),
         (backend, "_counter", device.counter),
