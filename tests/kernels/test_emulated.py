@@ -39,7 +39,6 @@ def test_auto_never_takes_one() -> None:
     [
         ({"device": "cuda"}, "devices other than the CPU"),
         ({"dtype": "float32"}, "float32"),
-        ({"bias": True}, "a bias"),
         ({"head_dim": 12, "head_dim_v": 12}, "head_dim=12 (multiples of 8)"),
     ],
 )
