@@ -86,7 +86,16 @@ def emulate(
         plan = backend.plan(problem, FORWARD)
         _compile(plan, chosen, quiet=as_json)
         truth = expected(problem, taken, quiet=as_json)
-        runs = list(_runs(problem, plan, taken, truth, orders, chosen | {"progress": not as_json, "trace": trace_file is not None}))
+        runs = list(
+            _runs(
+                problem,
+                plan,
+                taken,
+                truth,
+                orders,
+                chosen | {"progress": sys.stderr.isatty() and not as_json, "trace": trace_file is not None},
+            )
+        )
     except (UnsupportedError, ValueError, TypeError, ImportError) as error:
         raise click.ClickException(str(error)) from error
     if trace_file is not None and runs[0].result is not None:
