@@ -232,7 +232,7 @@ def test_registers_read_before_any_write_are_reported_on_request():
 
 
 def test_a_full_register_file_grants_what_it_was_divided_into():
-    """256 threads of 255 registers hold all 65,536, since they are handed out in eights: `setmaxnreg.inc` to 256 has nothing to wait for."""
+    """256 threads of 255 registers hold all 65,536: they are handed out in eights, so `setmaxnreg.inc` to 256 has nothing to wait for."""
     text = kernel("setmaxnreg.inc.sync.aligned.u32 256;").replace(")\n{", ")\n.maxnreg 256\n{")
     result = run(text, [], (1,), block=(256,))
     assert result.ok, result.reports
