@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests.support.fake_cuda import Device, Launched, fake_cuda
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install tandem-attn[cuda]")
 
-NAMES = ("full", "causal", "sink", "alibi", "seqused", "varlen, causal", "varlen, sink, seqused", "head_dim 192 and 128")
+NAMES = ("full", "causal", "sink", "alibi", "seqused", "head_dim 192 and 128")
 
 
 @pytest.fixture
@@ -92,9 +93,10 @@ def test_descriptors_are_encoded_once_an_address(device: Device) -> None:
     call(in_order(x))
     before, kept = device.encoded, [call(in_order(x)) for _ in range(3)]
     assert device.encoded - before <= len(kept)  # q, k and v lie where they lay; each O is new
-    call._maps[0].update({64 * i: b"" for i in range(bound._MAPS_KEPT)})
+    maps = call._steps[0]._maps[0]
+    maps.update({64 * i: b"" for i in range(bound._MAPS_KEPT)})
     call(in_order(inputs(p)))
-    assert len(call._maps[0]) <= bound._MAPS_KEPT
+    assert len(maps) <= bound._MAPS_KEPT
 
 
 @pytest.mark.parametrize("offset, takes", [(0, True), (8, True), (1, False), (4, False)])
@@ -111,6 +113,60 @@ def test_what_is_no_address_is_not_bound(device: Device) -> None:
     assert backend.bind(p, backend.plan(p), dataclasses.replace(given, sink=given.sink.double())) is None
     strided = dataclasses.replace(given, q=torch.zeros(p.batch, p.seqlen_q, p.heads, p.head_dim + 3, dtype=torch.bfloat16)[..., :-3])
     assert backend.bind(p, backend.plan(p), strided) is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        lambda launch: launch.pointers[0].sum(),
+        lambda launch: launch.pointers[0].copy_(torch.ones_like(launch.pointers[0])),
+    ],
+)
+def test_what_is_not_repeated_is_not_bound(more: Any, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward's own work beside launches: allocations and fills are repeated, and nothing else."""
+    p, real = PROBLEMS["causal"], bound.prepare
+
+    def with_more(*args: Any, **options: Any) -> Any:
+        launch = real(*args, **options)
+        more(launch)
+        return launch
+
+    monkeypatch.setattr(bound, "prepare", with_more)
+    assert backend.bind(p, backend.plan(p), inputs(p)) is None
+
+
+def test_fills_and_scratch_are_repeated(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    p, real = PROBLEMS["causal"], bound.prepare
+
+    def with_scratch(*args: Any, **options: Any) -> Any:
+        launch = real(*args, **options)
+        launch.pointers[0].fill_(3.0)
+        scratch = torch.empty(5, dtype=torch.int32).zero_()
+        constant = torch.full((2,), 7)
+        place = POINTERS.index("order")
+        return launch._replace(pointers=(*launch.pointers[:place], scratch, constant))
+
+    monkeypatch.setattr(bound, "prepare", with_scratch)
+    x = inputs(p)
+    call = backend.bind(p, backend.plan(p), x)
+    kept = [call(in_order(x)) for _ in range(2)]
+    assert all((lse == 3.0).all() for _, lse in kept)
+    order, starts = (POINTERS.index(name) for name in ("order", "starts"))
+    first, second = (launched.pointers for launched in device.launches)
+    assert first[starts] == second[starts] == call._constants[0].data_ptr()
+    assert first[order] and second[order]
+
+
+def test_one_tensor_twice(device: Device) -> None:
+    """A call whose optional inputs are one tensor binds a form for calls where they are two."""
+    p = dataclasses.replace(PROBLEMS["seqused"])
+    x = inputs(p)
+    both = dataclasses.replace(x, seqused_q=x.seqused_k)
+    call = backend.bind(p, backend.plan(p), both)
+    other = dataclasses.replace(x, seqused_q=x.seqused_k.clone())
+    call(in_order(other))
+    used = [device.launches[-1].pointers[POINTERS.index(name)] for name in ("used_q", "used_k")]
+    assert used == [other.seqused_q.data_ptr(), other.seqused_k.data_ptr()]
 
 
 def test_graph_capture_goes_the_whole_way(device: Device) -> None:
@@ -138,7 +194,7 @@ def test_stream_and_device_of_each_call(device: Device) -> None:
 
 
 def test_keeps_no_tensor_alive(device: Device) -> None:
-    p = PROBLEMS["varlen, sink, seqused"]
+    p = PROBLEMS["alibi, causal, softcap, sink"]
     x = inputs(p)
     call = backend.bind(p, backend.plan(p), x)
     results = call(in_order(x))
