@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,16 +15,18 @@ from tandem_attn.kernels.bound import bind as make_bound
 from tandem_attn.kernels.compile import TRITON, compiled
 from tandem_attn.kernels.forward import attend
 from tandem_attn.kernels.prepare import MAX_SCALARS, prepare
+from tandem_attn.spec.arch import get_arch
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Inputs
-from tandem_attn.spec.masks import Document, Predicate
+from tandem_attn.spec.mask_tree import Opaque, has_data, lower
 from tandem_attn.spec.plan import FORWARD, Launch, Plan, Schedule, ScheduleKind, mask_scalars
 from tandem_attn.spec.planner import plan as make_plan
+from tandem_attn.spec.predicates import UntraceableError
 from tandem_attn.spec.problem import Problem
 
 CHIP = "H200"  # that GPU launches are planned for
+_HOPPER_ONLY = {"cache": "a KV cache", "bias": "a bias"}
 _MAX_ROWS = 1 << 28  # coordinates and tile numbers are int32
-_EXTRAS = {"cache": "a KV cache", "bias": "a bias"}
 
 
 def missing(problem: Problem) -> str | None:
@@ -37,9 +40,11 @@ def missing(problem: Problem) -> str | None:
 
 def uncovered(problem: Problem, chip: str = CHIP) -> str | None:
     """What a chip's kernels, or this machine's Triton, lack for the forward of a problem, wherever it is to run."""
-    if any(isinstance(leaf, (Document, Predicate)) for leaf in problem.mask.leaves()):  # before any cache: they hold tensors
-        return f"the mask {problem.mask.code}"
     return _no_triton() or lacks(problem, chip)
+
+
+def _is_hopper(chip: str) -> bool:
+    return (get_arch(chip).capability or (0,))[0] == 9
 
 
 @functools.cache
@@ -51,33 +56,50 @@ def _no_triton() -> str | None:
     return None if installed.startswith(f"{TRITON}.") else f"triton {TRITON}.* (found {installed})"
 
 
-@functools.lru_cache(maxsize=4096)
 def lacks(problem: Problem, chip: str = CHIP) -> str | None:
     """``uncovered``, on a machine that has all it takes."""
-    found = [words for name, words in _EXTRAS.items() if getattr(problem, name)]
-    if problem.dtype not in ("float16", "bfloat16"):
-        found.append(problem.dtype)
+    try:
+        return _lacks(_without_data(problem), chip)
+    except UntraceableError as error:
+        return f"a mask with {error}"
+
+
+def _without_data(problem: Problem) -> Problem:
+    """The problem with its mask lowered: caches must hold no tensors, and calls with other data are equal then."""
+    return replace(problem, mask=lower(problem.mask)[0]) if has_data(problem.mask) else problem
+
+
+@functools.lru_cache(maxsize=4096)
+def _lacks(problem: Problem, chip: str) -> str | None:
+    found = [] if problem.dtype in ("float16", "bfloat16") else [problem.dtype]
+    if not _is_hopper(chip):
+        found += [words for name, words in _HOPPER_ONLY.items() if getattr(problem, name)]
+        found += [f"the mask {problem.mask.code}"] if any(isinstance(leaf, Opaque) for leaf in problem.mask.leaves()) else []
+        found += [] if problem.scale_value > 0 else [f"scale={problem.scale_value:g} (only positive scales)"]
     for name in ("head_dim", "head_dim_v"):
         if getattr(problem, name) % 8:
             found.append(f"{name}={getattr(problem, name)} (multiples of 8)")
-    if not problem.scale_value > 0:
-        found.append(f"scale={problem.scale_value:g} (only positive scales)")
     if len(mask_scalars(problem.mask.code)) > MAX_SCALARS:
         found.append(f"the mask {problem.mask.code}")
     if max(problem.seqlen_q, problem.seqlen_k, problem.varlen * problem.total_q, problem.varlen * problem.total_k) > _MAX_ROWS:
         found.append(f"more than {_MAX_ROWS} rows")
     if not found:
         try:
-            plan(problem, FORWARD, chip)
+            _plan(problem, chip)
         except UnsupportedError as error:
             found.append(error.missing)
     return ", ".join(found) or None
 
 
-@functools.lru_cache(maxsize=4096)
 def plan(problem: Problem, direction: str = FORWARD, chip: str = CHIP) -> Plan:  # noqa: ARG001
     """How the forward of a problem is computed; a backward that is not ours needs no plan, and gets this one too."""
-    chosen = make_plan(problem, chip, direction=FORWARD, num_splits=1, pack_gqa=1).plan
+    return _plan(_without_data(problem), chip)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(problem: Problem, chip: str) -> Plan:
+    fixed = {} if _is_hopper(chip) else {"num_splits": 1, "pack_gqa": 1}
+    chosen = make_plan(problem, chip, direction=FORWARD, **fixed).plan
     if problem.varlen and chosen.schedule.launch is Launch.NONE:  # how many tiles there are is known on the device only
         return chosen.with_(schedule=Schedule(ScheduleKind.LPT, Launch.DYNAMIC))
     return chosen

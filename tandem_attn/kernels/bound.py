@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem_attn.kernels.compile import Kernel
+from tandem_attn.kernels.description import LaunchDescription, in_order
 from tandem_attn.kernels.forward import attend
 from tandem_attn.kernels.launch import ArgumentBlock, encode
-from tandem_attn.kernels.prepare import LaunchDescription, prepare
+from tandem_attn.kernels.prepare import prepare
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.problem import Problem
@@ -80,7 +81,7 @@ def bind(kernel: Kernel, problem: Problem, plan: Plan, inputs: Inputs, device: i
     launches: list[LaunchDescription] = []
 
     def execute(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor) -> None:
-        launches.append(prepare(kernel, problem, plan, inputs, out, lse, sms=sms, counter=scheduler))
+        launches.extend(in_order(prepare(kernel, problem, plan, inputs, out, lse, sms=sms, counter=scheduler)))
 
     recorder = _Recorder()
     try:
@@ -138,12 +139,11 @@ class _Step:
         self._maps = [_Maps(launch, i) for i in range(len(sources))]
         self._described = itemgetter(*sources) if sources else tuple
         self._pointers = []
-        for place, x in enumerate(launch.pointers):
-            if x is not None and x.numel():
-                if x.data_ptr() not in numbers:
-                    raise _NotBoundError(f"an address within a tensor, at argument {place}")
-                if (source := numbers[x.data_ptr()]) is not None:
-                    self._pointers.append((place, source))
+        for place, x in block.tensors(launch):
+            if x.data_ptr() not in numbers:
+                raise _NotBoundError(f"an address within a tensor: word {place}")
+            if (source := numbers[x.data_ptr()]) is not None:
+                self._pointers.append((place, source))
 
     def __call__(self, addresses: list[int], stream: int) -> None:
         self._maps_view[:] = b"".join(map(getitem, self._maps, self._described(addresses)))

@@ -13,11 +13,12 @@ import importlib
 import importlib.metadata
 import json
 import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from tandem_attn.kernels import cache
+from tandem_attn.kernels import cache, extras
 from tandem_attn.spec.arch import get_arch
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
@@ -25,14 +26,26 @@ from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
 TRITON = "3.9"  # Gluon's API changes between minor releases
 # By major compute capability: the module whose ``forward`` is the kernel.
 ENTRIES = {9: "tandem_attn.kernels.sm90.forward", 10: "tandem_attn.kernels.sm100.forward"}
-CODES = {"*": "Q", "i32": "i", "fp32": "f"}  # of ``struct``, by Triton's notation; every pointer has the first
+CODES = {"*": "Q", "i32": "i", "i64": "q", "fp32": "f"}  # of ``struct``, by Triton's notation; every pointer has the first
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A small kernel in plain Triton, launched before or after a forward. Arguments are pointers, then numbers."""
+
+    arch: str
+    module: str
+    entry: str
+    types: tuple[tuple[str, str], ...]  # name and type, in Triton's notation, of each argument
+    constants: tuple[tuple[str, int], ...]  # behind them
+    warps: int = 4
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled kernel and what a launch must know. Its arguments are TMA descriptors, then pointers, then numbers."""
+    """A compiled kernel and what a launch must know. Its arguments are TMA descriptors, then pointers, numbers, and ``extras``."""
 
-    plan: Plan
+    plan: Plan | Helper
     name: str
     cubin: bytes
     ptx: str
@@ -40,7 +53,7 @@ class Kernel:
     threads: int  # of a CTA
     ctas: int  # of a cluster
     descriptors: tuple[tuple[int, tuple[int, ...]], ...]  # CUtensorMapSwizzle and box of each, outermost dimension first
-    codes: str  # of ``struct``, one for each pointer and number: their types
+    codes: str  # of ``struct``, one for each pointer, number and extra: their types
     scratch_bytes: tuple[int, int]  # global memory for each CTA: the compiler's own, and instrumentation's
 
     @functools.cached_property
@@ -69,7 +82,10 @@ def is_cached(plan: Plan) -> bool:
 
 def code_plan(plan: Plan) -> Plan:
     """The plan without what does not change the code: plans that share a kernel become equal."""
-    return replace(plan, smem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False)
+    return replace(
+        plan, smem=(), schedule=replace(plan.schedule, section=0), return_lse=False, deterministic=False,
+        num_splits=min(plan.num_splits, 2), page_size=min(plan.page_size, 1),
+    )  # fmt: skip
 
 
 def through_disk(plan: Plan) -> Kernel:
@@ -79,30 +95,60 @@ def through_disk(plan: Plan) -> Kernel:
 
 @functools.lru_cache(maxsize=1024)
 def _load(plan: Plan, plain: bool, consan: bool) -> Kernel:
-    stored = cache.fetch(_key(plan, plain, consan), lambda: _encode(build(plan, plain=plain, consan=consan)))
-    return _decode(stored, plan)
+    return _cached((plan, plain, consan), plan, lambda: build(plan, plain=plain, consan=consan))
+
+
+@functools.lru_cache(maxsize=256)
+def compiled_helper(helper: Helper) -> Kernel:
+    """A helper's kernel, from memory, from disk, or compiled now."""
+    return _cached((helper,), helper, lambda: _build_helper(helper))
+
+
+def _cached(key: tuple[Any, ...], source: Plan | Helper, make: Callable[[], Kernel]) -> Kernel:
+    return _decode(cache.fetch(_key(*key), lambda: _encode(make())), source)
 
 
 def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     """Compiles without any cache of ours."""
     triton = _triton()
-    from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    major, minor = get_arch(plan.arch).capability or (0, 0)
-    entry = importlib.import_module(ENTRIES[major]).forward
+    entry = importlib.import_module(ENTRIES[(get_arch(plan.arch).capability or (0, 0))[0]]).forward
     constants = {"plan": plan, "plain": plain}
     types = {name: _type(name, plan) for name in entry.arg_names if name not in constants}
     signature = {name: types.get(name, "constexpr") for name in entry.arg_names}
     source = GluonASTSource(entry, signature, {(entry.arg_names.index(name),): value for name, value in constants.items()})
     options: dict[str, Any] = {"num_warps": WARPGROUP, "num_ctas": plan.cta_group, "maxnreg": entry_registers(plan)}
     options |= {"enable_fp_fusion": True} | ({"instrumentation_mode": "consan"} if consan else {})
-    out = _translated(triton, source, GPUTarget("cuda", major * 10 + minor, 32), options)
+    out = _translated(triton, source, _target(plan.arch), options)
+    return _kernel(plan, out, types.values())
+
+
+def _build_helper(helper: Helper) -> Kernel:
+    triton = _triton()
+    from triton.compiler import ASTSource
+
+    entry = getattr(importlib.import_module(helper.module), helper.entry)
+    types, constants = dict(helper.types), dict(helper.constants)
+    source = ASTSource(entry, types | dict.fromkeys(constants, "constexpr"), dict(constants))
+    out = _translated(triton, source, _target(helper.arch), {"num_warps": helper.warps, "enable_fp_fusion": True})
+    return _kernel(helper, out, types.values())
+
+
+def _target(arch: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    major, minor = get_arch(arch).capability or (0, 0)
+    return GPUTarget("cuda", major * 10 + minor, 32)
+
+
+def _kernel(source: Plan | Helper, out: Any, types: Iterable[str | tuple[str, ...]]) -> Kernel:
     meta = out.metadata
+    flat = [kind for each in types for kind in ((each,) if isinstance(each, str) else each) if not kind.startswith("tensordesc")]
     return Kernel(
-        plan, meta.name, out.asm["cubin"], out.asm["ptx"], meta.shared, meta.num_warps * 32, meta.num_ctas,
-        descriptors=tuple((each["swizzle"], tuple(each["block_size"])) for each in meta.tensordesc_meta),
-        codes="".join(CODES["*" if kind.startswith("*") else kind] for kind in types.values() if not kind.startswith("tensordesc")),
+        source, meta.name, out.asm["cubin"], out.asm["ptx"], meta.shared, meta.num_warps * 32, meta.num_ctas,
+        descriptors=tuple((each["swizzle"], tuple(each["block_size"])) for each in meta.tensordesc_meta or ()),
+        codes="".join(CODES["*" if kind.startswith("*") else kind] for kind in flat),
         scratch_bytes=(meta.global_scratch_size, meta.profile_scratch_size),
     )  # fmt: skip
 
@@ -123,8 +169,10 @@ def entry_registers(plan: Plan) -> int:
     return sum(budgets) // len(budgets) // 8 * 8
 
 
-def _type(name: str, plan: Plan) -> str:
+def _type(name: str, plan: Plan) -> str | tuple[str, ...]:
     """Type of a kernel argument in Triton's notation, by its name."""
+    if name in extras.NAMES:
+        return extras.types(name, plan)
     if name.endswith(("_desc", "_tail")):
         return _descriptor_type(name[0], name.endswith("_tail"), plan)
     pointers = {"lse": "*fp32", "sink": "*fp32", "slopes": "*fp32"}
@@ -140,26 +188,38 @@ def _descriptor_type(tensor: str, tail: bool, plan: Plan) -> str:
     split = []
     if plan.cta_group == 2:  # each CTA of a pair holds half the rows of q, k and o, and half the columns of v
         split = [[int(i == len(box) - (1 if tensor == "v" else 2)) for i in range(len(box))]]
-    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16 if dtype == "bf16" else gl.float16, cga_layout=split)
+    element = gl.bfloat16 if dtype == "bf16" else gl.float16
+    if plan.pack_gqa > 1 or plan.page_rows:  # swizzled as the whole tile, of which the box's last two dimensions are a part
+        layout = gl.NVMMASharedLayout(min(box[-1] * plan.element_bytes, 128), 8 * plan.element_bytes, len(box))
+    else:
+        layout = gl.NVMMASharedLayout.get_default_for(box, element, cga_layout=split)
     return f"tensordesc<{dtype}{box},{layout!r}>"
 
 
 def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     """Shape of one TMA copy of q, k, v or o, see ``kernels.common.copies``."""
     chunks = plan.head_dim_chunks if tensor in "qk" else plan.head_dim_v_chunks
-    rows = plan.tile_m * plan.cta_group if tensor in "qo" else plan.tile_n
-    return [1] * leading_dims(tensor, plan) + [rows, chunks[-1] if tail else chunks[0]]
+    if tensor in "kv":
+        rows = [plan.page_rows or plan.tile_n]
+    else:
+        rows = [plan.tile_m * plan.cta_group] if plan.pack_gqa == 1 else [plan.tile_m // plan.pack_rows, plan.pack_rows]
+    columns = chunks[-1] if tail else chunks[0]
+    if tensor in "kv" and 0 < plan.page_rows < plan.tile_n:  # see kernels.common.paging
+        columns = min(columns, 128 // plan.element_bytes)
+    return [1] * leading_dims(tensor, plan) + [*rows, columns]
 
 
 def leading_dims(tensor: str, plan: Plan) -> int:
-    """Dimensions of a descriptor before rows and head_dim: (batch, heads), (end, heads) or (batch, end, heads)."""
+    """Dimensions of a descriptor before rows and head_dim: (batch, heads), (end, heads), (batch or page, end, heads) or (groups,)."""
+    if tensor in "kv" and plan.page_size:
+        return 3
     if plan.varlen:
-        return 2
-    return 3 if plan.seqused and tensor != "o" else 2
+        return 1 if tensor == "q" and plan.pack_gqa > 1 else 2
+    return 3 if plan.seqused and tensor != "o" and (tensor != "q" or plan.pack_gqa == 1) else 2
 
 
-def _key(plan: Plan, plain: bool, consan: bool) -> str:
-    text = repr((plan, plain, consan, triton_version(), _sources()))
+def _key(*parts: Any) -> str:
+    text = repr((*parts, triton_version(), _sources()))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -167,7 +227,8 @@ def _key(plan: Plan, plain: bool, consan: bool) -> str:
 def _sources() -> str:
     """Digest of the sources that decide the code: device code lies in folders, host code beside this file."""
     root = Path(__file__).parent
-    files = [Path(__file__), *sorted(root.glob("*/*.py")), root.parent / "spec" / "exp2.py"]
+    spec = (root.parent / "spec" / f"{name}.py" for name in ("exp2", "mask_tree", "plan"))
+    files = [Path(__file__), root / "extras.py", *sorted(root.glob("*/*.py")), *spec]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
@@ -181,13 +242,13 @@ def _encode(kernel: Kernel) -> bytes:
     return json.dumps({**short, "cubin": len(kernel.cubin), "ptx": len(ptx)}).encode() + b"\n" + kernel.cubin + ptx
 
 
-def _decode(stored: bytes, plan: Plan) -> Kernel:
+def _decode(stored: bytes, source: Plan | Helper) -> Kernel:
     line = stored.index(b"\n")
     short: dict[str, Any] = json.loads(stored[:line])
     cubin = stored[line + 1 : line + 1 + short["cubin"]]
     descriptors = tuple((swizzle, tuple(box)) for swizzle, box in short["descriptors"])
     others = {"ptx": stored[line + 1 + len(cubin) :].decode(), "descriptors": descriptors, "scratch_bytes": tuple(short["scratch_bytes"])}
-    return Kernel(plan, **{**short, "cubin": cubin, **others})
+    return Kernel(source, **{**short, "cubin": cubin, **others})
 
 
 def triton_version() -> str:

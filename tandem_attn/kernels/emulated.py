@@ -14,8 +14,9 @@ from torch import Tensor
 
 from tandem_attn.kernels import backend
 from tandem_attn.kernels.compile import Kernel, compiled
+from tandem_attn.kernels.description import LaunchDescription
 from tandem_attn.kernels.forward import attend
-from tandem_attn.kernels.prepare import LaunchDescription, prepare
+from tandem_attn.kernels.prepare import prepare
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.plan import FORWARD, Plan
 from tandem_attn.spec.problem import Problem
@@ -106,7 +107,21 @@ def _run(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor)
 
 
 def execute(launch: LaunchDescription, chosen: Settings) -> Result:
-    """Runs a launch description in the emulator. The tensors are changed in place."""
+    """Runs a launch in the emulator, with those before and after it. The tensors are changed in place.
+
+    The result is the launch's own, or that of the first one beside it that is not ok.
+    """
+    for each in launch.before:
+        first = execute(each, chosen)
+        if not first.ok:
+            return first
+    own = _execute_one(launch, chosen)
+    if not own.ok:
+        return own
+    return next((result for result in (execute(each, chosen) for each in launch.after) if not result.ok), own)
+
+
+def _execute_one(launch: LaunchDescription, chosen: Settings) -> Result:
     from tandem_attn import emulator
 
     kernel = launch.kernel
@@ -128,7 +143,7 @@ def arguments(launch: LaunchDescription) -> list[Any]:
         swizzle = _SWIZZLE_BYTES[x.swizzle]
         offset = x.address - tensor.data_ptr()
         values += [TensorDescriptor(tensor, x.sizes[::-1], strides, x.box[::-1], swizzle=swizzle, offset=offset), *[0] * (2 * len(x.sizes))]
-    return [*values, *launch.pointers, *launch.numbers, *_scratch(launch.kernel, launch.grid)]
+    return [*values, *launch.pointers, *launch.numbers, *launch.extras, *_scratch(launch.kernel, launch.grid)]
 
 
 def _scratch(kernel: Kernel, grid: int) -> list[Tensor | None]:

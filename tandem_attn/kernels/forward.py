@@ -18,12 +18,12 @@ Execute = Callable[[Problem, Plan, Inputs, Tensor, Tensor], None]  # runs the ke
 
 def attend(problem: Problem, plan: Plan, inputs: Inputs, execute: Execute) -> tuple[Tensor, Tensor]:
     """O, shaped as q with last size head_dim_v, and LSE (B, H, Sq) or (H, total_q), float32, natural log."""
-    inputs = _readable(inputs)
+    inputs = _readable(_one_page_each(plan, inputs))
     q, k, v = inputs.q, inputs.k, inputs.v
     *rows, heads, _ = q.shape
     out = torch.empty(*rows, heads, v.shape[-1], dtype=q.dtype, device=q.device)
     lse = torch.empty(*rows[:-1], heads, rows[-1], dtype=torch.float32, device=q.device)
-    no_keys = k.shape[-3] == 0
+    no_keys = k.shape[-3] == 0 or (inputs.page_table is not None and 0 in (k.shape[0], inputs.page_table.shape[1]))
     if problem.varlen or no_keys:  # the kernel writes only rows of sequences that it visits
         out.zero_()
         lse.fill_(float("-inf"))
@@ -33,6 +33,19 @@ def attend(problem: Problem, plan: Plan, inputs: Inputs, execute: Execute) -> tu
         return out, _sinks_alone(problem, inputs, lse)
     execute(problem, plan, inputs, out, lse)
     return out, lse
+
+
+def _one_page_each(plan: Plan, inputs: Inputs) -> Inputs:
+    """Pages that no copy of the plan fits into are gathered: then each sequence has one page."""
+    table, page_size = inputs.page_table, inputs.k.shape[-3]
+    if table is None or not table.numel() or not inputs.k.numel():
+        return inputs
+    if table.shape[1] == 1 or (page_size % plan.page_rows == 0 and not plan.leftpad):
+        return inputs
+    pages = table.long().clamp(0, inputs.k.shape[0] - 1)
+    k, v = (x[pages].flatten(1, 2) for x in (inputs.k, inputs.v))
+    own = torch.arange(table.shape[0], dtype=torch.int32, device=table.device)[:, None]
+    return replace(inputs, k=k, v=v, page_table=own)
 
 
 def _readable(inputs: Inputs) -> Inputs:

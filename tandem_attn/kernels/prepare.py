@@ -1,7 +1,5 @@
-"""From a problem and its tensors to a launch description: everything that a launch needs, whoever carries it out.
-
-The CUDA launcher (``launch``) and the emulator (``emulated``) read the same description. Nothing here touches a device beyond PyTorch
-operations on the tensors' own one, and nothing waits for it.
+"""From a problem and its tensors to a launch description. Nothing here touches a device beyond PyTorch operations on the tensors' own one,
+and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -9,19 +7,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tandem_attn.kernels import helpers
 from tandem_attn.kernels.compile import Kernel
+from tandem_attn.kernels.description import Extra, LaunchDescription, TensorMap
+from tandem_attn.kernels.mask_data import mask_data
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.plan import ELEMENT_BYTES, Launch, Plan, ScheduleKind, mask_scalars
 from tandem_attn.spec.problem import Problem
 
 LOG2E = math.log2(math.e)
 MAX_SCALARS = 4  # runtime window bounds that a kernel takes
+_ENDLESS = 1 << 30
 
 # The arguments of every forward kernel, in order.
 DESCRIPTORS = ("q_desc", "k_desc", "v_desc", "o_desc", "q_tail", "k_tail", "v_tail", "o_tail")
@@ -30,47 +30,6 @@ NUMBERS = (
     "scalar0", "scalar1", "scalar2", "scalar3", "scale_log2", "softcap",
     "seqlen_q", "seqlen_k", "limit_q", "limit_k", "batch", "heads", "heads_per_kv", "blocks", "section", "num_tiles", "lse_stride",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)  # equal by identity: a description stands for its place in the cache that made it
-class TensorMap:
-    """What a TMA descriptor says; all tuples run from the innermost dimension out.
-
-    Attributes:
-        dtype: element type, by torch's name.
-        address: of the element at coordinates 0, a multiple of 16; it need not lie in the tensor (see ``kernels.common.copies``).
-        sizes: elements of each dimension.
-        strides: bytes from one element to the next, of every dimension but the innermost.
-        box: elements of each dimension that one copy moves.
-        swizzle: CUtensorMapSwizzle (CUDA Driver API): 0 none, 1, 2, 3 for 32, 64, 128 bytes.
-    """
-
-    dtype: str
-    address: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle: int
-
-
-class LaunchDescription(NamedTuple):
-    """A kernel and its arguments, in the kernel's order: descriptors, pointers, numbers.
-
-    Attributes:
-        kernel: what to run.
-        grid: clusters (CTAs where a cluster is one), along x.
-        maps: a description for each of the kernel's TMA descriptors.
-        described: the tensor behind each of them, in the same order.
-        pointers: a tensor each, or None for a null pointer.
-        numbers: int32 and float32 arguments.
-    """
-
-    kernel: Kernel
-    grid: int
-    maps: tuple[TensorMap, ...]
-    described: tuple[Tensor, ...]
-    pointers: tuple[Tensor | None, ...]
-    numbers: tuple[int | float, ...]
 
 
 def prepare(
@@ -89,54 +48,71 @@ def prepare(
     """
     q, k, v = inputs.q, inputs.k, inputs.v
     rows, heads = q.shape[-3], q.shape[-2]
-    tile_rows = plan.rows_per_cta * plan.cta_group
-    blocks = -(-rows // tile_rows)
-    tiles = blocks * heads * problem.batch
+    groups = heads // plan.pack_gqa
+    blocks = -(-rows // plan.queries_per_tile)
+    tiles = blocks * groups * problem.batch
     if problem.varlen:  # the device counts them; at most one tile of a sequence and head is not full
-        tiles = (rows // tile_rows + problem.batch) * heads
+        tiles = (rows // plan.queries_per_tile + problem.batch) * groups
+    tiles *= plan.num_splits
     grid = min(tiles, sms) if plan.schedule.launch in (Launch.STATIC, Launch.DYNAMIC) else tiles
-    every = heads if problem.varlen else heads * problem.batch
+    every = groups if problem.varlen else groups * problem.batch
     section = min(plan.schedule.section or (1 if plan.schedule.kind is ScheduleKind.NAIVE else every), every)
     window = mask_scalars(problem.mask.code)
-    used_q, used_k = _used(problem, inputs)
+    keys = k.shape[-3] if inputs.page_table is None else inputs.page_table.shape[1] * k.shape[-3]
+    used_q, used_k = _used(problem, inputs, keys)
     cu_q, cu_k = _contiguous(inputs.cu_seqlens_q), _contiguous(inputs.cu_seqlens_k)
-    order, starts = packed_tiles(plan, cu_q, cu_k, heads) if problem.varlen else (None, None)
-    sink, slopes = inputs.sink, inputs.alibi_slopes
+    order = starts = None
+    before: list[LaunchDescription] = []
+    if cu_q is not None and cu_k is not None:
+        order, starts, first = helpers.packed_tiles(plan, cu_q, cu_k, used_k, groups)
+        before.append(first)
+    lengths = (cu_q, cu_k, used_q, used_k)
+    data, ranges = mask_data(plan, problem, lengths, rows, keys)
+    sink = None if inputs.sink is None else inputs.sink.float().contiguous()
+    slopes = None if inputs.alibi_slopes is None else _slopes(inputs.alibi_slopes, problem.batch)
+    parts, after = helpers.parts(plan, out, lse, sink, rows)
     return LaunchDescription(
         kernel,
         grid,
         _maps(plan, kernel, q, k, v, out),
         (q, k, v, out, q, k, v, out),
-        (
-            lse, counter, cu_q, cu_k, used_q, used_k,
-            None if sink is None else sink.float().contiguous(), None if slopes is None else _slopes(slopes, problem.batch), order, starts,
-        ),
+        (lse, counter, *lengths, sink, slopes, order, starts),
         (
             *window, *(0,) * (MAX_SCALARS - len(window)), problem.scale_value * LOG2E, problem.softcap,
-            rows, k.shape[-3], rows, k.shape[-3], problem.batch, heads, problem.heads_per_kv, blocks, section, tiles, rows,
+            rows, keys, rows, k.shape[-3], problem.batch, heads, problem.heads_per_kv, blocks, section, tiles, rows,
         ),
+        (*data, *_bias(plan, inputs), *_pages(inputs), *parts),
+        (*before, *ranges),
+        after,
     )  # fmt: skip
 
 
-def packed_tiles(plan: Plan, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, heads: int) -> tuple[Tensor, Tensor]:
-    """Packed sequences in the order they are worked on, longest keys first, and the number of tiles before each; on the device."""
-    assert cu_seqlens_q is not None and cu_seqlens_k is not None  # narrows the type: the problem is packed
-    tile_rows = plan.rows_per_cta * plan.cta_group
-    blocks = (cu_seqlens_q.diff() + (tile_rows - 1)) // tile_rows
-    order = torch.argsort(cu_seqlens_k.diff(), descending=True, stable=True)
-    starts = torch.zeros_like(cu_seqlens_q)
-    torch.cumsum(blocks[order] * heads, 0, dtype=torch.int32, out=starts[1:])
-    return order.int(), starts
+def _bias(plan: Plan, inputs: Inputs) -> tuple[Extra, ...]:
+    """The bias with a stride of 0 for each size of 1; of such a row or column there is no end."""
+    if inputs.bias is None:
+        return ()
+    bias = inputs.bias.to(getattr(torch, plan.bias))
+    strides = (0 if size == 1 else stride for size, stride in zip(bias.shape, bias.stride(), strict=True))
+    return (bias, *(_ENDLESS if size == 1 else size for size in bias.shape[2:]), *strides)
 
 
-def _used(problem: Problem, inputs: Inputs) -> tuple[Tensor | None, Tensor | None]:
+def _pages(inputs: Inputs) -> tuple[Extra, ...]:
+    if inputs.page_table is None:
+        return ()
+    table = inputs.page_table.int()
+    table = table if table.stride(1) == 1 or table.shape[1] == 1 else table.contiguous()
+    leftpad = () if inputs.leftpad is None else (inputs.leftpad.int().contiguous(),)
+    return (table, table.stride(0), table.shape[1], inputs.k.shape[-3], *leftpad)
+
+
+def _used(problem: Problem, inputs: Inputs, keys: int) -> tuple[Tensor | None, Tensor | None]:
     """Both seqused tensors where there is one."""
     if not problem.seqused:
         return None, None
-    full = lambda x: torch.full((problem.batch,), x.shape[-3], dtype=torch.int32, device=x.device)  # noqa: E731
+    full = lambda rows: torch.full((problem.batch,), rows, dtype=torch.int32, device=inputs.q.device)  # noqa: E731
     return (
-        full(inputs.q) if inputs.seqused_q is None else inputs.seqused_q.contiguous(),
-        full(inputs.k) if inputs.seqused_k is None else inputs.seqused_k.contiguous(),
+        full(inputs.q.shape[-3]) if inputs.seqused_q is None else inputs.seqused_q.contiguous(),
+        full(keys) if inputs.seqused_k is None else inputs.seqused_k.contiguous(),
     )
 
 
@@ -150,31 +126,37 @@ def _slopes(slopes: Tensor, batch: int) -> Tensor:
 
 def _maps(plan: Plan, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> tuple[TensorMap, ...]:
     """Descriptors of q, k, v, o and their tails, in the kernel's order; a tail that is not used repeats its tensor's."""
-    dtype, packed, ragged = plan.dtype, plan.varlen, plan.varlen or plan.seqused
-    tensors = ((q, ragged), (k, ragged), (v, ragged), (out, packed))
+    dtype, ragged = plan.dtype, plan.varlen or plan.seqused
+    pack = plan.pack_gqa
+    ragged_kv = ragged or plan.page_size > 0
+    tensors = ((q, ragged and pack == 1, pack), (k, ragged_kv, 1), (v, ragged_kv, 1), (out, plan.varlen, pack))
     boxes = kernel.descriptors
-    found = [_map(dtype, x.data_ptr(), x.shape, x.stride(), by_rows, *boxes[i]) for i, (x, by_rows) in enumerate(tensors)]
+    found = [_map(dtype, x.data_ptr(), x.shape, x.stride(), *how, *boxes[i]) for i, (x, *how) in enumerate(tensors)]
     tails = found
     if kernel.has_tails:
-        tails = [_map(dtype, x.data_ptr(), x.shape, x.stride(), by_rows, *boxes[4 + i]) for i, (x, by_rows) in enumerate(tensors)]
+        tails = [_map(dtype, x.data_ptr(), x.shape, x.stride(), *how, *boxes[4 + i]) for i, (x, *how) in enumerate(tensors)]
     return (*found, *tails)
 
 
 @functools.lru_cache(maxsize=8192)
 def _map(
-    dtype: str, address: int, shape: tuple[int, ...], strides: tuple[int, ...], ragged: bool, swizzle: int, box: tuple[int, ...]
+    dtype: str, address: int, shape: tuple[int, ...], strides: tuple[int, ...], ragged: bool, pack: int, swizzle: int, box: tuple[int, ...]
 ) -> TensorMap:
-    """A tensor's TMA descriptor, see ``kernels.common.copies``; one object for an address, so that it is encoded once."""
+    """A tensor's TMA descriptor, see ``kernels.common.copies`` and ``packing``; one object for an address, so that it is encoded once."""
     *batch, rows, heads, columns = shape
     *by_batch, by_row, by_head, _ = strides
     element = ELEMENT_BYTES[dtype]
+    dims = [(rows, by_row), (heads, by_head)] if pack == 1 else [(pack, by_head), (rows, by_row), (heads // pack, by_head * pack)]
     if ragged:
-        sizes = (rows, heads, rows + 1, *batch)
-        in_bytes = _bytes((by_row, by_head, by_row, *by_batch), sizes, element)
-        in_bytes = (in_bytes[0], in_bytes[1], in_bytes[0], *in_bytes[3:])
-        return TensorMap(dtype, address - rows * in_bytes[0], (columns, *sizes), in_bytes, box[::-1], swizzle)
-    sizes = (rows, heads, *batch)
-    return TensorMap(dtype, address, (columns, *sizes), _bytes((by_row, by_head, *by_batch), sizes, element), box[::-1], swizzle)
+        dims.append((rows + 1, by_row))
+        address -= rows * by_row * element if rows > 1 else 16
+    dims += zip(batch, by_batch, strict=True)
+    sizes = tuple(size for size, _ in dims)
+    in_bytes = _bytes([stride for _, stride in dims], sizes, element)
+    if ragged:  # both row dimensions move alike, also where one of them has a single element
+        in_rows, in_end = (1, 3) if pack > 1 else (0, 2)
+        in_bytes = tuple(in_bytes[in_rows] if i == in_end else each for i, each in enumerate(in_bytes))
+    return TensorMap(dtype, address, (columns, *sizes), in_bytes, box[::-1], swizzle)
 
 
 def _bytes(strides: Sequence[int], sizes: Sequence[int], element: int) -> tuple[int, ...]:

@@ -84,9 +84,11 @@ class Plan:
     p_parts: tuple[float, ...] = (1.0,)  # shares of P's columns written when each signal is given; the PV product starts at the first
     p_exponent: int = 0  # P is kept times 2^p_exponent (FP8: to use its range); row sums carry the same factor
     schedule: Schedule = Schedule()
-    pack_gqa: int = 1  # query heads of one KV head packed as rows of a tile: row r is query r // pack_gqa, head r % pack_gqa
+    pack_gqa: int = 1  # query heads of one KV head packed as rows of a tile: row r is query r // pack_rows, head r % pack_rows
     num_splits: int = 1  # parts of the key range, combined afterwards
     page_size: int = 0  # keys a page; 0: not paged
+    page_rows: int = 0  # keys of a page that one copy brings; divides page_size, or all pages of a sequence are brought together before
+    leftpad: bool = False
     varlen: bool = False
     seqused: bool = False
     deterministic: bool = False
@@ -94,7 +96,8 @@ class Plan:
     softcap: bool = False
     sink: bool = False
     alibi: bool = False
-    bias: bool = False
+    bias: str = ""  # element type of the bias; empty: none. Logits then stay in natural units, so that the lowest finite bias is no -inf
+    scaled_first: bool = False  # logits are scaled before the mask and the maxima, not within the exponent: scale <= 0
     return_lse: bool = False
     intra_overlap: bool = False  # Hopper: the next S = QK is issued before this block's softmax
     o_over_q: bool = False  # O is staged in the shared memory of its Q tile, which is then read for the last time; else O has its own
@@ -118,6 +121,16 @@ class Plan:
     @property
     def rows_per_cta(self) -> int:
         return self.tile_m * self.q_stages if self.direction == FORWARD else self.tile_m
+
+    @property
+    def pack_rows(self) -> int:
+        """Rows that one query takes in a tile: a power of two, so that TMA brings whole queries; rows beyond ``pack_gqa`` stay empty."""
+        return 1 << (self.pack_gqa - 1).bit_length()
+
+    @property
+    def queries_per_tile(self) -> int:
+        """Queries of a work item: of a CTA, or of a pair of them."""
+        return self.rows_per_cta * self.cta_group // self.pack_rows
 
     @property
     def element_bytes(self) -> int:

@@ -20,7 +20,8 @@ from tandem_attn.spec.problem import HEAD_DIM_MAX, Problem
 
 # Plan fields that only the problem may set.
 _FROM_PROBLEM = frozenset(
-    "arch dtype head_dim head_dim_v page_size varlen seqused deterministic mask softcap sink alibi bias return_lse".split()  # noqa: SIM905
+    "arch dtype head_dim head_dim_v page_size leftpad varlen seqused".split()  # noqa: SIM905
+    + "deterministic mask softcap sink alibi bias scaled_first return_lse".split()  # noqa: SIM905
 )
 
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem_attn.spec.arch import Arch, get_arch
+from tandem_attn.spec.errors import UnsupportedError
+from tandem_attn.spec.mask_tree import lower
 from tandem_attn.spec.plan import BACKWARD, FORWARD, Launch, Plan, Schedule, ScheduleKind, mask_structure
+from tandem_attn.spec.predicates import UntraceableError
 from tandem_attn.spec.problem import Problem
 from tandem_attn.spec.resources import MMA_BYTES, Packer
 from tandem_attn.spec.schedule import l2_section
@@ -20,6 +23,7 @@ BARRIER_BYTES = 512  # 64 mbarriers of 8 bytes: more than any of our pipelines h
 ALL_THAT_FIT = 0  # as a number of K/V slots
 MAX_KV_STAGES = 10  # as many as the public kernels use; further slots hide no more latency
 
+_FEWEST_PAGE_ROWS = 8  # the pattern of a swizzled tile repeats every 8 rows of 128 bytes (PTX ISA, tensor swizzling modes)
 _MIN_SPLIT_BLOCKS = 4  # key blocks a split must keep: fewer do not pay for writing and combining a partial result
 _MAX_SPLITS = 128
 
@@ -55,16 +59,41 @@ def fixed_fields(problem: Problem, arch: Arch, direction: str) -> dict[str, Any]
         "head_dim": problem.head_dim,
         "head_dim_v": problem.head_dim_v,
         "page_size": problem.page_size,
+        "leftpad": problem.leftpad,
         "varlen": problem.varlen,
         "seqused": problem.seqused,
         "deterministic": problem.deterministic and not forward,
-        "mask": mask_structure(problem.mask.code),
+        "mask": _structure(problem, arch),
+        "scaled_first": forward and problem.scale_value <= 0,
         "softcap": problem.softcap > 0,
         "sink": problem.sink,
         "alibi": problem.alibi,
-        "bias": problem.bias,
+        "bias": problem.bias_type if problem.bias_type in ("", "float16", "bfloat16") else "float32",  # others are converted
         "return_lse": problem.return_lse and forward,
     }
+
+
+def _structure(problem: Problem, arch: Arch) -> str:
+    """A GPU's kernel compiles in what predicates compute; a CPU calls them."""
+    try:
+        mask = problem.mask if arch.capability is None else lower(problem.mask)[0]
+    except UntraceableError as error:
+        raise UnsupportedError(
+            backend="tandem",
+            missing=f"a mask with {error}",
+            nearest="the operations of tandem_attn.spec.predicates, or backend 'reference'",
+        ) from error
+    return mask_structure(mask.code)
+
+
+def reads_data(mask: str) -> bool:
+    """Whether a mask's structure has more than windows."""
+    return "document(" in mask or "predicate(" in mask
+
+
+def reads_elements(mask: str) -> bool:
+    """Whether a mask holds values for single scores, before they meet: a table's elements, or the two sides of an ``or``."""
+    return ("predicate(" in mask and "#0:" in mask) or ("or(" in mask and reads_data(mask))
 
 
 def kv_stages_that_fit(arch: Arch, fixed_bytes: int, k_bytes: int, v_bytes: int) -> int:
@@ -126,15 +155,30 @@ def rules(problem: Problem, arch: Arch, plan: Plan, fixed: frozenset[str]) -> tu
     return plan, reasons
 
 
+def page_rows(problem: Problem, tile_n: int) -> int:
+    """Keys of a page that one copy brings, so that no copy crosses a page: tiles start at a sequence's first key.
+
+    Where that is fewer than ``_FEWEST_PAGE_ROWS``, pages are brought together before, as one page a sequence.
+    """
+    if problem.page_size == 0:
+        return 0
+    rows = 1 if problem.leftpad else math.gcd(problem.page_size, tile_n)
+    whole = problem.page_size >= problem.seqlen_k or rows < _FEWEST_PAGE_ROWS
+    return tile_n if whole else rows
+
+
 def _tiles(problem: Problem, plan: Plan, pack: int) -> int:
     rows = plan.rows_per_cta * plan.cta_group
-    return problem.batch * (problem.heads // pack) * -(-problem.seqlen_q * pack // rows)
+    queries = problem.seqlen_q
+    if problem.varlen and problem.batch:  # the bound may be a poor one
+        queries = min(queries, -(-problem.total_q // problem.batch))
+    return problem.batch * (problem.heads // pack) * -(-queries * (1 << (pack - 1).bit_length()) // rows)
 
 
 def _pack_gqa(problem: Problem, arch: Arch, plan: Plan) -> tuple[int, str]:  # noqa: ARG001
-    ratio = problem.heads_per_kv
+    ratio = max(n for n in range(1, plan.tile_m + 1) if problem.heads_per_kv % n == 0)  # a query's heads lie in one tile
     packed, apart = _tiles(problem, plan, ratio), _tiles(problem, plan, 1)
-    if ratio == 1 or packed >= apart:
+    if ratio == 1 or 2 * packed > apart:
         return 1, ""
     return (
         ratio,

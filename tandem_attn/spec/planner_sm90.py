@@ -17,6 +17,9 @@ from tandem_attn.spec.planner_rules import (
     fewest_idle_tiles,
     forward_smem,
     kv_stages_that_fit,
+    page_rows,
+    reads_data,
+    reads_elements,
     too_large,
 )
 from tandem_attn.spec.problem import Problem
@@ -28,6 +31,7 @@ _CONSUMER = {1: 240, 2: 240, 3: 160, 4: 120}
 _PRODUCER = {1: 96, 2: 24, 3: 32, 4: 24}
 _SPARE = 32  # registers a thread besides accumulators and P: row statistics, addresses, loop state
 _Q_ROOM = 40  # to be left when Q is in registers too: with 32, ptxas spills in the block loop of (192, 128)
+_NARROW = 64  # keys of a block whose scores meet a bias or a table element each: with 128, ptxas spills in the block loop
 _TWO_CHUNKS = 160  # accumulators a thread when O is two tensors: with 176, ptxas spills in the block loop of head_dim 160
 _THREADS = 128  # of a warpgroup
 _WGMMA_ROWS = 64  # rows of A in one wgmma (PTX ISA)
@@ -46,7 +50,7 @@ def _fills_wide_tiles(problem: Problem) -> bool:
 
 def _few_scalars(problem: Problem, mask: str) -> bool:
     """Whether the registers that Q would take are free of other features' scalars."""
-    busy = problem.softcap or problem.alibi or problem.seqused or "window(#" in mask
+    busy = problem.softcap or problem.alibi or problem.seqused or "window(#" in mask or reads_data(mask) or problem.scale_value <= 0
     return not busy and len(chunks(problem.head_dim)) == 1  # a second chunk of Q has addresses of its own
 
 
@@ -59,6 +63,8 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     in_registers = d if point["q_registers"] else chunks(problem.head_dim)[-1] if point["q_tail_registers"] else 0
     q = tile_m * in_registers // _THREADS // 2
     if point["q_registers"] and not _few_scalars(problem, base["mask"]):
+        return None
+    if tile_n > _NARROW and (problem.bias or reads_elements(base["mask"])):
         return None
     live = out + scores + p + q  # S arrives while P of the block before is an operand of P V
     if len(chunks(problem.head_dim_v)) > 1 and (live > _TWO_CHUNKS or consumers > 2):
@@ -76,7 +82,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
         raise too_large(arch, fixed + k_bytes + v_bytes)
     smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
     smem.add("barriers", BARRIER_BYTES)
-    fields = dict(point)
+    fields = point | {"page_rows": page_rows(problem, tile_n)}
     fields |= {"kv_stages": stages, "rescale_rows": 16, "early_turn": consumers == 2, "ping_pong": consumers > 1}
     return Plan(**{**base, **fields, "roles": _roles(consumers), "smem": smem.regions})
 

@@ -12,7 +12,7 @@ from tandem_attn.spec.masks import Full, Mask, is_integer
 
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes an element
 DEVICES = ("cpu", "cuda", "meta")  # meta: shapes only
-_FLAGS = ("sink", "alibi", "bias", "varlen", "seqused", "cache", "backward", "deterministic", "return_lse")
+_FLAGS = ("sink", "alibi", "bias", "varlen", "seqused", "cache", "leftpad", "backward", "deterministic", "return_lse")
 HEAD_DIM_MAX = 256  # the largest head dimension any peer trains with; absorbed MLA (512 + 64) is another algorithm
 
 
@@ -42,12 +42,14 @@ class Problem:
     sink: bool = False
     alibi: bool = False
     bias: bool = False
+    bias_dtype: str = ""  # "": dtype
     varlen: bool = False
     total_q: int = 0  # 0: batch * seqlen_q
     total_k: int = 0
     seqused: bool = False
     page_size: int = 0  # 0: not paged
     cache: bool = False
+    leftpad: bool = False
     backward: bool = False
     deterministic: bool = False
     return_lse: bool = False
@@ -80,12 +82,19 @@ class Problem:
         return self.heads // self.heads_kv
 
     @property
+    def bias_type(self) -> str:
+        """Element type of the bias, empty where there is none."""
+        return (self.bias_dtype or self.dtype) if self.bias else ""
+
+    @property
     def element_bytes(self) -> int:
         return DTYPES[self.dtype]
 
     def __str__(self) -> str:
         dims = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d({self.head_dim},{self.head_dim_v})"
-        flags = [n for n in ("sink", "alibi", "bias", "varlen", "seqused", "cache", "backward", "deterministic") if getattr(self, n)]
+        flags = [
+            n for n in ("sink", "alibi", "bias", "varlen", "seqused", "cache", "leftpad", "backward", "deterministic") if getattr(self, n)
+        ]
         flags += [f"softcap={self.softcap:g}"] if self.softcap else []
         flags += [f"page_size={self.page_size}"] if self.page_size else []
         size = f"B{self.batch} Sq{self.seqlen_q} Sk{self.seqlen_k} H{self.heads}/{self.heads_kv} {dims}"

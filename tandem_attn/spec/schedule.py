@@ -185,7 +185,7 @@ def l2_section(problem: Problem, arch: Arch) -> int:
 
 def _blocks(plan: Plan, seqlen_q: int, seqlen_k: int) -> int:
     if plan.direction == FORWARD:
-        return -(-seqlen_q * plan.pack_gqa // (plan.rows_per_cta * plan.cta_group))
+        return -(-seqlen_q * plan.pack_rows // (plan.rows_per_cta * plan.cta_group))
     return -(-seqlen_k // (plan.tile_n * plan.cta_group))
 
 

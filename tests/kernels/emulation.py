@@ -127,7 +127,9 @@ def run(p: Problem, plan: Plan, inputs: Inputs, *, clusters: int = 2, plain: boo
             lse.fill_(float("nan"))
         kernel = compiled(plan, plain=plain)
         counter = torch.zeros(1, dtype=torch.int32)
-        results.append(emulated.execute(prepare(kernel, p, plan, inputs, out, lse, sms=clusters, counter=counter), emulated.Settings(**options)))
+        results.append(
+            emulated.execute(prepare(kernel, p, plan, inputs, out, lse, sms=clusters, counter=counter), emulated.Settings(**options))
+        )
         assert counter.item() == 0
 
     out, lse = attend(p, plan, inputs, execute)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from tests.support.fake_cuda import Device, Launched, fake_cuda
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install tandem-attn[cuda]")
 
-NAMES = ("full", "causal", "sink", "alibi", "seqused", "head_dim 192 and 128")
+NAMES = ("full", "causal", "sink", "alibi", "seqused", "varlen, causal", "varlen, sink, seqused", "head_dim 192 and 128")
 
 
 @pytest.fixture
@@ -57,33 +57,42 @@ def in_order(x: Inputs) -> tuple[torch.Tensor | None, ...]:
     return tuple(getattr(x, field.name) for field in dataclasses.fields(x))
 
 
-def relative(launched: Launched, x: Inputs, out: torch.Tensor, lse: torch.Tensor) -> tuple[object, ...]:
-    """A launch without what lies where: addresses as distances from the tensors they belong to."""
-    each = len(launched.descriptors) // 4
-    tensors = [tensor for tensor in (x.q, x.k, x.v, out) for _ in range(each)]
-    maps = [(at - tensor.data_ptr(), rest) for (at, rest), tensor in zip(launched.descriptors, tensors, strict=True)]
-    homes = {"lse": lse, "cu_q": x.cu_seqlens_q, "cu_k": x.cu_seqlens_k, "used_k": x.seqused_k, "sink": x.sink, "slopes": x.alibi_slopes}
-    pointers = [
-        bool(at) if homes.get(name) is None else at - homes[name].data_ptr() for name, at in zip(POINTERS, launched.pointers, strict=True)
-    ]
-    return (launched.function, launched.grid, launched.stream, maps, pointers, launched.numbers)
+def relative(launched: list[Launched], x: Inputs, out: torch.Tensor, lse: torch.Tensor) -> list[object]:
+    """The launches of one call without what lies where: addresses as names of the tensors they belong to, or as numbers of scratch."""
+    names: dict[int, object] = {
+        tensor.data_ptr(): name for name, tensor in {**vars(x), "out": out, "lse": lse}.items() if tensor is not None
+    }
+    found: list[object] = []
+    for each in launched:
+        tensors = [tensor for tensor in (x.q, x.k, x.v, out) for _ in range(len(each.descriptors) // 4)]
+        maps = [(at - tensor.data_ptr(), rest) for (at, rest), tensor in zip(each.descriptors, tensors, strict=True)]
+        values = [
+            names.setdefault(int(value), len(names)) if code == "Q" and value else value
+            for code, value in zip(each.kernel.codes, each.values, strict=True)
+        ]
+        found.append((each.kernel.name, each.grid, each.stream, maps, values))
+    return found
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_launches_what_the_whole_way_does(name: str, device: Device) -> None:
     p = PROBLEMS[name]
     plan = backend.plan(p)
-    first, second = inputs(p), inputs(p)
-    call = backend.bind(p, plan, first)
-    assert isinstance(call, bound.Bound)
-    whole = [backend.forward(p, plan, x) for x in (first, second)]
-    again = [call(in_order(x)) for x in (first, second, first)]
-    wanted = [relative(launched, x, *result) for launched, x, result in zip(device.launches[:2], (first, second), whole, strict=True)]
-    got = [relative(launched, x, *result) for launched, x, result in zip(device.launches[2:], (first, second, first), again, strict=True)]
-    assert wanted[0] == wanted[1]
-    assert got == [wanted[0]] * 3
-    for result in again:
-        assert [(x.shape, x.stride(), x.dtype) for x in result] == [(x.shape, x.stride(), x.dtype) for x in whole[0]]
+    given = [inputs(p) for _ in range(2)]
+
+    bound_call = backend.bind(p, plan, given[0])
+    assert isinstance(bound_call, bound.Bound)
+    wanted = [launches_of(device, lambda x: backend.forward(p, plan, x), x) for x in given]
+    assert wanted[0] == wanted[1] and wanted[0]
+    assert [launches_of(device, lambda x: bound_call(in_order(x)), x) for x in (*given, given[0])] == [wanted[0]] * 3
+
+
+def launches_of(device: Device, call: Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]], x: Inputs) -> list[object]:
+    """The launches of a call."""
+    device.launches.clear()
+    out, lse = call(x)
+    assert (out.is_contiguous(), lse.is_contiguous(), lse.dtype) == (True, True, torch.float32)
+    return relative(device.launches, x, out, lse)
 
 
 def test_descriptors_are_encoded_once_an_address(device: Device) -> None:
@@ -151,10 +160,9 @@ def test_fills_and_scratch_are_repeated(device: Device, monkeypatch: pytest.Monk
     call = backend.bind(p, backend.plan(p), x)
     kept = [call(in_order(x)) for _ in range(2)]
     assert all((lse == 3.0).all() for _, lse in kept)
-    order, starts = (POINTERS.index(name) for name in ("order", "starts"))
-    first, second = (launched.pointers for launched in device.launches)
-    assert first[starts] == second[starts] == call._constants[0].data_ptr()
-    assert first[order] and second[order]
+    first, second = device.launches
+    assert first.pointer("starts") == second.pointer("starts") == call._constants[0].data_ptr()
+    assert first.pointer("order") and second.pointer("order")
 
 
 def test_one_tensor_twice(device: Device) -> None:
@@ -165,7 +173,7 @@ def test_one_tensor_twice(device: Device) -> None:
     call = backend.bind(p, backend.plan(p), both)
     other = dataclasses.replace(x, seqused_q=x.seqused_k.clone())
     call(in_order(other))
-    used = [device.launches[-1].pointers[POINTERS.index(name)] for name in ("used_q", "used_k")]
+    used = [device.launches[-1].pointer(name) for name in ("used_q", "used_k")]
     assert used == [other.seqused_q.data_ptr(), other.seqused_k.data_ptr()]
 
 
@@ -187,7 +195,7 @@ def test_stream_and_device_of_each_call(device: Device) -> None:
     device.index = 1  # another device is current: the call runs on its tensors'
     call(in_order(x))
     streams = [launched.stream for launched in device.launches]
-    counters = [launched.pointers[POINTERS.index("counter")] for launched in device.launches]
+    counters = [launched.pointer("counter") for launched in device.launches]
     assert streams[1:] == [77, 77] and streams[0] != 77
     assert counters[0] == device.counters[streams[0]].data_ptr() != counters[1] == counters[2]
     assert device.index == 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from problems import PROBLEMS, packed
 
-from tandem_attn.kernels import backend
+from tandem_attn.kernels import backend, extras
 from tandem_attn.kernels.compile import CODES, ENTRIES, compiled
 from tandem_attn.kernels.prepare import DESCRIPTORS, NUMBERS, POINTERS, LaunchDescription, aligned, prepare
 from tandem_attn.spec.inputs import Inputs
@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="kernels are compiled by Triton: pip instal
 
 @pytest.mark.parametrize("module", ENTRIES.values())
 def test_arguments_are_in_the_order_of_the_kernel(module: str) -> None:
-    assert importlib.import_module(module).forward.arg_names == [*DESCRIPTORS, *POINTERS, *NUMBERS, "plan", "plain"]
+    assert importlib.import_module(module).forward.arg_names == [*DESCRIPTORS, *POINTERS, *NUMBERS, *extras.NAMES, "plan", "plain"]
 
 
 def described(*, ragged: bool) -> LaunchDescription:

@@ -16,7 +16,7 @@ from triton.language.core import _aggregate as aggregate
 class Rows:
     """Rows of one sequence in q and o, or in k and v."""
 
-    start: gl.tensor  # in packed tensors, else 0
+    start: gl.tensor  # in packed tensors or in a cache, else 0
     used: gl.tensor
     limit: gl.tensor
 
@@ -40,9 +40,14 @@ def sequence(plan: gl.constexpr, args, batch):
         k_start = gl.load(args.cu_k + batch)
         used_q = gl.load(args.cu_q + batch + 1) - q_start
         used_k = gl.load(args.cu_k + batch + 1) - k_start
+    if plan.page_size > 0:
+        k_start = gl.to_tensor(0)
     if plan.seqused:
         used_q = gl.minimum(used_q, gl.load(args.used_q + batch))
         used_k = gl.minimum(used_k, gl.load(args.used_k + batch))
+    if plan.leftpad:
+        k_start = gl.load(args.pages[4] + batch)
+        used_k = gl.maximum(used_k - k_start, 0)
     return Sequence(batch, Rows(q_start, used_q, args.limit_q), Rows(k_start, used_k, args.limit_k))
 
 

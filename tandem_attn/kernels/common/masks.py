@@ -1,57 +1,43 @@
 """Masks on the device: the bands of ``spec.bands`` and the predicates of ``spec.masks``, compiled in from a plan's mask structure.
 
-The structure is text, such as ``and(window(None,0,bottom-right),document(#,#))``; a ``#`` in a window is a runtime scalar.
+The structure is text, such as ``and(window(None,0,bottom-right),document(i32,i32))``; a ``#`` in a window is a runtime scalar. What other
+leaves read comes in a tuple of arguments, see ``spec.mask_tree``.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
+from tandem_attn.kernels.common import documents, predicates
+
 FAR = gl.constexpr(1 << 29)  # an unbounded side; sums of two stay within int32
 MAX_SCALARS = 4  # runtime window bounds a kernel takes
 
 
-@dataclass(frozen=True)
-class Node:
-    """A mask structure, taken apart."""
+@gluon.constexpr_function
+def parse(structure):
+    """The tree of a mask's structure, see ``spec.mask_tree``."""
+    from tandem_attn.spec import mask_tree
 
-    kind: str  # full, window, and, or
-    a: Node | None = None
-    b: Node | None = None
-    left: str = ""  # window bounds: "None", a number, or "#i", the runtime bound number i
-    right: str = ""
-    align: str = ""
+    return mask_tree.parse(structure).root
 
 
 @gluon.constexpr_function
-def parse(code):
-    """The structure of a mask's code."""
-    tree, rest = _parse(code, iter(range(MAX_SCALARS)))
-    assert not rest, code
-    return tree
+def has_documents(tree):
+    """Whether key ranges of document masks limit what a tile visits."""
+    if tree.kind in ("and", "or"):
+        return has_documents(tree.a) or has_documents(tree.b)
+    return tree.kind == "document"
 
 
 @gluon.constexpr_function
-def _parse(text, scalars):
-    kind, _, rest = text.partition("(")
-    if kind in ("and", "or"):
-        a, rest = _parse(rest, scalars)
-        b, rest = _parse(rest[1:], scalars)
-        return Node(kind, a, b), rest[1:]
-    body, _, rest = rest.partition(")")
-    if kind == "window":
-        left, right, align = body.split(",")
-        return Node(kind, left=_bound(left, scalars), right=_bound(right, scalars), align=align), rest
-    return Node(kind), rest
-
-
-@gluon.constexpr_function
-def _bound(text, scalars):
-    return f"#{next(scalars)}" if text == "#" else text
+def reads_data(tree):
+    """Whether the mask is more than windows: its leaves read data or indices."""
+    if tree.kind in ("and", "or"):
+        return reads_data(tree.a) or reads_data(tree.b)
+    return tree.seen is not None
 
 
 @gluon.constexpr_function
@@ -60,7 +46,7 @@ def has_full_blocks(tree):
     if tree.kind in ("and", "or"):
         parts = [has_full_blocks(tree.a), has_full_blocks(tree.b)]
         return all(parts) if tree.kind == "and" else any(parts)
-    return tree.kind in ("full", "window")
+    return tree.kind in ("full", "window", "document")
 
 
 @gluon.constexpr_function
@@ -68,7 +54,7 @@ def bounded_left(tree):
     """Whether the first visited blocks may need an element mask because of a left bound."""
     if tree.kind in ("and", "or"):
         return bounded_left(tree.a) or bounded_left(tree.b)
-    return tree.kind == "window" and tree.left != "None"
+    return tree.kind == "document" or (tree.kind == "window" and tree.left != "None")
 
 
 @aggregate
@@ -144,30 +130,26 @@ def _number(bound):
 
 
 @gluon.jit
-def allowed(tree: gl.constexpr, scalars, seqlen_q, seqlen_k, i, j):
-    """Whether query ``i`` (M, 1) sees key ``j`` (1, N)."""
+def allowed(tree: gl.constexpr, scalars, seqlen_q, seqlen_k, i, j, site=None):
+    """Whether query ``i`` (M, 1) sees key ``j`` (1, N). ``site`` says where they are, for leaves that read data."""
     if tree.kind == "and":
-        return allowed(tree.a, scalars, seqlen_q, seqlen_k, i, j) & allowed(tree.b, scalars, seqlen_q, seqlen_k, i, j)
+        return allowed(tree.a, scalars, seqlen_q, seqlen_k, i, j, site) & allowed(tree.b, scalars, seqlen_q, seqlen_k, i, j, site)
     elif tree.kind == "or":
-        return allowed(tree.a, scalars, seqlen_q, seqlen_k, i, j) | allowed(tree.b, scalars, seqlen_q, seqlen_k, i, j)
+        return allowed(tree.a, scalars, seqlen_q, seqlen_k, i, j, site) | allowed(tree.b, scalars, seqlen_q, seqlen_k, i, j, site)
+    elif tree.kind == "full":
+        return j >= 0
+    elif tree.kind == "document" or tree.kind == "predicate":
+        return predicates.evaluate(tree.seen, site, i, j)
     else:
         lo, hi = edges(tree, scalars, seqlen_q, seqlen_k)
-        if tree.left == "None":
+        if tree.left == "None" and tree.right == "None":
+            return j >= 0
+        elif tree.left == "None":
             return j <= i + hi
         elif tree.right == "None":
             return j >= i + lo
         else:
             return (j <= i + hi) & (j >= i + lo)
-
-
-@aggregate
-class BlockRange:
-    """Key blocks a query tile visits, ``[start, stop)``, at least one; those in ``[full_start, full_stop)`` need no element mask."""
-
-    start: gl.tensor
-    full_start: gl.tensor
-    full_stop: gl.tensor
-    stop: gl.tensor
 
 
 @gluon.jit
@@ -183,14 +165,42 @@ def block_range(band, m_start, m_stop, tile_n: gl.constexpr, seqlen_k):
     full_start = gl.maximum(gl.cdiv(gl.maximum(m_stop - 1 + band.inner_lo, 0), tile_n), start)
     full_stop = gl.maximum(gl.minimum(m_start + band.inner_hi + 1, seqlen_k), 0) // tile_n
     full_stop = gl.minimum(full_stop, stop - 1)  # the last block is always masked
-    return BlockRange(start, gl.minimum(full_start, full_stop), full_stop, stop)
+    return documents.BlockRange(start, gl.minimum(full_start, full_stop), full_stop, stop)
 
 
 @gluon.jit
-def hide(s, tree: gl.constexpr, scalars, seq, row, n_start):
+def visit(tree: gl.constexpr, scalars, seq, m_start, rows: gl.constexpr, tile_n: gl.constexpr, ranges):
+    """The key blocks that ``rows`` queries from ``m_start`` on visit. ``ranges``: pointers to their key range in each document mask."""
+    if has_documents(tree):
+        m_stop = gl.minimum(m_start + rows, seq.q.used)
+        keys = _key_range(tree, scalars, seq, m_start, m_stop, ranges)
+        return documents.blocks(keys, tile_n, seq.k.used)
+    else:
+        band = bounds(tree, scalars, seq.q.used, seq.k.used)
+        m_stop = gl.minimum(m_start + rows, seq.q.used)
+        return block_range(band, m_start, m_stop, tile_n, seq.k.used)
+
+
+@gluon.jit
+def _key_range(tree: gl.constexpr, scalars, seq, m_start, m_stop, ranges):
+    if tree.kind == "and":
+        a = _key_range(tree.a, scalars, seq, m_start, m_stop, ranges)
+        return documents.both(a, _key_range(tree.b, scalars, seq, m_start, m_stop, ranges))
+    elif tree.kind == "or":
+        a = _key_range(tree.a, scalars, seq, m_start, m_stop, ranges)
+        return documents.either(a, _key_range(tree.b, scalars, seq, m_start, m_stop, ranges))
+    elif tree.kind == "document":
+        return documents.load_range(ranges[tree.document])
+    else:
+        band = bounds(tree, scalars, seq.q.used, seq.k.used)
+        return documents.KeyRange(m_start + band.lo, m_stop + band.hi, m_stop - 1 + band.inner_lo, m_start + band.inner_hi + 1)
+
+
+@gluon.jit
+def hide(s, tree: gl.constexpr, scalars, seq, row, n_start, site=None):
     """Scores s (64, N), a warpgroup's accumulator, with -inf where a query sees no key.
 
-    ``row`` (64,) are the queries, ``n_start`` is the first key, both within the sequence.
+    ``row`` (64,) are the queries, ``n_start`` is the first key, both within the sequence. ``site`` is needed by masks that read data.
     """
     if tree.kind == "full":
         stop = gl.full(row.type.shape, 0, gl.int32, row.type.layout) + (seq.k.used - n_start)
@@ -199,10 +209,15 @@ def hide(s, tree: gl.constexpr, scalars, seq, row, n_start):
         lo, hi = edges(tree, scalars, seq.q.used, seq.k.used)
         stop = gl.minimum(row + hi + 1, seq.k.used) - n_start
         return hide_columns(s, row + lo - n_start, stop, tree.left != "None")
+    elif tree.kind == "and" and reads_data(tree):  # one after the other: fewer registers than the conjunction of all elements
+        s = hide(s, tree.a, scalars, seq, row, n_start, site)
+        return hide(s, tree.b, scalars, seq, row, n_start, site)
+    elif tree.kind == "document":
+        return documents.hide(s, tree.seen, site, row, n_start, seq.k.used)
     else:
         n: gl.constexpr = s.type.shape[1]
         j = (n_start + gl.arange(0, n, layout=gl.SliceLayout(0, s.type.layout)))[None, :]
-        seen = (j < seq.k.used) & allowed(tree, scalars, seq.q.used, seq.k.used, row[:, None], j)
+        seen = (j < seq.k.used) & allowed(tree, scalars, seq.q.used, seq.k.used, row[:, None], j, site)
         return gl.where(seen, s, float("-inf"))
 
 

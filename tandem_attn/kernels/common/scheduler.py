@@ -11,6 +11,7 @@ from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import ptx
 from tandem_attn.kernels.common.channel import WARPS, Buffers, channel_of
+from tandem_attn.kernels.common.packing import head_groups
 
 AHEAD = gl.constexpr(2)  # tiles the producer may be ahead of the slowest consumer
 
@@ -42,7 +43,9 @@ class Coords:
 
 @gluon.jit
 def tile_count(plan: gl.constexpr, args):
-    if plan.varlen:
+    if plan.varlen and plan.num_splits > 1:
+        return gl.load(args.starts + args.batch) * args.parts[2]
+    elif plan.varlen:
         return gl.load(args.starts + args.batch)
     else:
         return args.num_tiles
@@ -50,16 +53,20 @@ def tile_count(plan: gl.constexpr, args):
 
 @gluon.jit
 def coords_of(plan: gl.constexpr, args, tile, num_tiles):
-    """Where tile number ``tile`` lies."""
+    """Where tile number ``tile`` lies. With split keys ``valid`` is 1 + the split: the parts of a tile follow one another."""
     valid = (tile < num_tiles).to(gl.int32)
+    if plan.num_splits > 1:
+        valid = valid * (1 + tile % args.parts[2])
+        tile = tile // args.parts[2]
+    heads = head_groups(plan, args)
     if plan.varlen:
         rank = _rank(args, tile)
         batch = gl.load(args.order + rank)
-        blocks = gl.cdiv(gl.load(args.cu_q + batch + 1) - gl.load(args.cu_q + batch), plan.rows_per_cta * plan.cta_group)
-        within = _dense_coords(tile - gl.load(args.starts + rank), gl.maximum(blocks, 1), args.heads, 1, args.section, not is_naive(plan))
+        blocks = gl.cdiv(gl.load(args.cu_q + batch + 1) - gl.load(args.cu_q + batch), plan.queries_per_tile)
+        within = _dense_coords(tile - gl.load(args.starts + rank), gl.maximum(blocks, 1), heads, 1, args.section, not is_naive(plan))
         return Coords(valid, within.m_block, within.head, batch)
     else:
-        at = _dense_coords(tile, args.blocks, args.heads, args.batch, args.section, not is_naive(plan))
+        at = _dense_coords(tile, args.blocks, heads, args.batch, args.section, not is_naive(plan))
         return Coords(valid, at.m_block, at.head, at.batch)
 
 

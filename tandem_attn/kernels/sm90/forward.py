@@ -9,9 +9,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import masks, ptx, softmax
+from tandem_attn.kernels.common import bias, documents, masks, packing, paging, predicates, ptx, softmax, splits
 from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_channel
-from tandem_attn.kernels.common.copies import load_tile, sequence, store_tile
+from tandem_attn.kernels.common.copies import sequence
 from tandem_attn.kernels.common.scheduler import coords_of, following_tile, make_tile_channel, receive_tile, send_tile, tile_count
 
 WARPS = gl.constexpr(4)  # of a consumer
@@ -54,16 +54,21 @@ class Args:
     section: gl.tensor  # heads of a section, see spec.schedule
     num_tiles: gl.tensor
     lse_stride: gl.tensor  # rows of one head in lse
+    mask_data: gl.tuple  # see kernels.extras: this and what follows is empty where the plan needs none
+    bias_data: gl.tuple
+    pages: gl.tuple
+    parts: gl.tuple
 
 
 @aggregate
 class Work:
     """One tile: its place, its sequence and the key blocks it visits."""
 
-    head: gl.tensor
-    row: gl.tensor  # first query of the CTA's tile
+    head: gl.tensor  # or group of packed heads
+    row: gl.tensor  # first row of the CTA's tile, see packing
     seq: gl.base_value
     visit: gl.base_value
+    split: gl.tensor
 
 
 @aggregate
@@ -100,8 +105,20 @@ def worker_registers(plan):
 
 @gluon.constexpr_function
 def has_bias(plan):
-    """Whether logits are more than scale * q k."""
-    return plan.softcap or plan.alibi
+    """Whether logits are complete before the maxima, and not scaled within the exponent."""
+    return plan.softcap or plan.alibi or is_natural(plan) or plan.scaled_first
+
+
+@gluon.constexpr_function
+def is_natural(plan):
+    """Whether maxima are in natural units instead of log2 units: with a bias, see Plan."""
+    return plan.bias != ""
+
+
+@gluon.constexpr_function
+def unit(plan):
+    """A natural logit in the units of maxima."""
+    return 1.0 if is_natural(plan) else softmax.LOG2_E.value
 
 
 @gluon.jit
@@ -110,9 +127,12 @@ def work_at(plan: gl.constexpr, args, at):
     tree: gl.constexpr = masks.parse(plan.mask)
     seq = sequence(plan, args, at.batch)
     row = at.m_block * (plan.rows_per_cta * plan.cta_group)
-    band = masks.bounds(tree, args.scalars, seq.q.used, seq.k.used)
-    last = gl.minimum(row + plan.rows_per_cta * plan.cta_group, seq.q.used)
-    return Work(at.head, row, seq, masks.block_range(band, row, last, plan.tile_n, seq.k.used))
+    query = packing.queries(plan, row)
+    ranges = documents.range_pointers(plan, tree, args, seq, at.m_block)
+    visit = masks.visit(tree, args.scalars, seq, query, plan.queries_per_tile, plan.tile_n, ranges)
+    if plan.num_splits > 1:
+        visit = splits.part(visit, at.valid - 1, args.parts[2], plan.tile_n, seq.k.used)
+    return Work(at.head, row, seq, visit, at.valid - 1)
 
 
 @gluon.jit
@@ -132,17 +152,17 @@ def producer(plan: gl.constexpr, args, q, kv_out, o, tiles):  # noqa: ARG001
         tiles_out = send_tile(tiles_out, following)
         work = work_at(plan, args, at)
         seq = work.seq
-        head_kv = work.head // args.heads_per_kv
+        head_kv = packing.head_kv(plan, args, work.head)
         for i in gl.static_range(consumers):
-            q_out = load_tile(plan, args.q, args.q_tail, k_chunks, seq.batch, seq.q, work.head, work.row + i * plan.tile_m, q_out)
+            q_out = packing.load_queries(plan, args, seq, work.head, work.row + i * plan.tile_m, q_out)
         key = (work.visit.stop - 1) * plan.tile_n
-        kv_out = kv_out.after_k(load_tile(plan, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
+        kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq, head_kv, key, kv_out.k))
         for _ in range(work.visit.start, work.visit.stop - 1):
             before = key - plan.tile_n
-            kv_out = kv_out.after_k(load_tile(plan, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, before, kv_out.k))
-            kv_out = kv_out.after_v(load_tile(plan, args.v, args.v_tail, v_chunks, seq.batch, seq.k, head_kv, key, kv_out.v))
+            kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq, head_kv, before, kv_out.k))
+            kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq, head_kv, key, kv_out.v))
             key = before
-        kv_out = kv_out.after_v(load_tile(plan, args.v, args.v_tail, v_chunks, seq.batch, seq.k, head_kv, key, kv_out.v))
+        kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq, head_kv, key, kv_out.v))
         at = following
 
 
@@ -158,7 +178,10 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, index: gl.constexpr):
         work = work_at(plan, args, at)
         row = work.row + index * plan.tile_m
         state, kv_in = _attend(plan, args, work, row, q_in, kv_in, index)
-        _finish(plan, args, work, row, state, o_slot, o_tail)
+        if plan.num_splits > 1:
+            _finish_part(plan, args, work, row, state)
+        else:
+            _finish(plan, args, work, row, state, o_slot, o_tail)
         if plan.o_over_q:
             tma.store_wait(0)
             q_in.release()
@@ -248,11 +271,11 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
     s = _logits(plan, args, work, s, row, n_block, masked)
     row_max = gl.maximum(state.row_max, _tile_max(plan, args, s))
     if plan.rescale_rows:
-        row_max = softmax.grown_max(state.row_max, row_max, plan.rescale_threshold)
+        row_max = softmax.grown_max(state.row_max, row_max, plan.rescale_threshold * unit(plan) / softmax.LOG2_E)
     safe_max = row_max
-    if masked:
+    if masked or is_natural(plan):  # a bias may hold -inf
         safe_max = softmax.finite_or_zero(row_max)
-    alpha = gl.exp2(state.row_max - safe_max)
+    alpha = _exp2_of(is_natural(plan), state.row_max - safe_max)
     p = _weights(plan, args, s, safe_max)
     row_sum = state.row_sum * gl.convert_layout(alpha, gl.SliceLayout(1, state.row_sum.type.layout))[:, None] + softmax.partial_sum(p)
     if plan.intra_overlap:
@@ -300,34 +323,48 @@ def _logits(plan: gl.constexpr, args, work, s, row, n_block, masked: gl.constexp
     """Masked scores; with soft cap or ALiBi in log2 units, else still to be multiplied by scale_log2."""
     layout: gl.constexpr = s_layout(plan)
     rows = row + gl.arange(0, plan.tile_m, layout=gl.SliceLayout(1, layout))
+    queries = packing.queries(plan, rows)
+    heads = packing.heads(plan, work.head, rows)
     if plan.softcap:
-        s = softmax.tanh(s * (args.scale_log2 * softmax.LN_2 / args.softcap)) * (args.softcap * softmax.LOG2_E)
-    elif plan.alibi:
-        s = s * args.scale_log2
-    if plan.alibi:
-        slope = gl.load(args.slopes + work.seq.batch * args.heads + work.head) * softmax.LOG2_E
+        s = softmax.tanh(s * (args.scale_log2 * softmax.LN_2 / args.softcap)) * (args.softcap * unit(plan))
+    elif has_bias(plan):
+        s = s * (args.scale_log2 * softmax.LN_2 if is_natural(plan) else args.scale_log2)
+    if is_natural(plan):
         columns = n_block * plan.tile_n + gl.arange(0, plan.tile_n, layout=gl.SliceLayout(0, layout))
-        distance = gl.abs(rows[:, None] + (work.seq.k.used - work.seq.q.used) - columns[None, :])
+        s = s + bias.tile(args.bias_data, work.seq.batch, packing.as_column(plan, heads), queries[:, None], columns[None, :])
+    if plan.alibi:
+        slope = packing.as_column(plan, gl.load(args.slopes + work.seq.batch * args.heads + heads)) * unit(plan)
+        columns = n_block * plan.tile_n + gl.arange(0, plan.tile_n, layout=gl.SliceLayout(0, layout))
+        distance = gl.abs(queries[:, None] + (work.seq.k.used - work.seq.q.used) - columns[None, :])
         s = s - slope * distance.to(gl.float32)
     if masked:
-        s = masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, rows, n_block * plan.tile_n)
+        site = predicates.Site(work.seq.batch, packing.as_column(plan, heads), args.mask_data)
+        s = masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, queries, n_block * plan.tile_n, site)
     return s
 
 
 @gluon.jit
 def _tile_max(plan: gl.constexpr, args, s):
-    """Row maxima of one block in log2 units."""
+    """Row maxima of one block."""
     row_max = gl.max(s, axis=1)
     return row_max if has_bias(plan) else row_max * args.scale_log2
 
 
 @gluon.jit
 def _weights(plan: gl.constexpr, args, s, row_max):
-    if has_bias(plan):
+    if is_natural(plan):
+        x = (s - row_max[:, None]) * softmax.LOG2_E
+    elif has_bias(plan):
         x = s - row_max[:, None]
     else:
         x = s * args.scale_log2 - row_max[:, None]
     return softmax.exp2(x, plan.exp2)
+
+
+@gluon.jit
+def _exp2_of(natural: gl.constexpr, x):
+    """2^x, or e^x of natural units."""
+    return gl.exp2(x * softmax.LOG2_E) if natural else gl.exp2(x)
 
 
 @gluon.jit
@@ -352,40 +389,79 @@ def _finish(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
     """Normalises once, exactly, and writes O and LSE. A row without keys gives 0 and -inf, with a sink 0 and the sink."""
     layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
     rows = row + gl.arange(0, plan.tile_m, layout=layout)
+    queries = packing.queries(plan, rows)
+    heads = packing.heads(plan, work.head, rows)
     row_sum = gl.convert_layout(gl.sum(state.row_sum, axis=1), layout)
     row_max = state.row_max
     if plan.sink:
-        row_max, row_sum, share = _with_sink(gl.load(args.sink + work.head) * softmax.LOG2_E, row_max, row_sum)
+        row_max, row_sum, share = _with_sink(gl.load(args.sink + heads) * unit(plan), row_max, row_sum, is_natural(plan))
     else:
         share = gl.full([plan.tile_m], 1.0, gl.float32, layout)
-    used = rows < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
-    lse = gl.where(used & (row_sum != 0), (row_max + gl.log2(row_sum)) * softmax.LN_2, float("-inf"))
+    used = queries < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
+    lse = gl.where(used & (row_sum != 0), _natural(plan, row_max, row_sum), float("-inf"))
     inverse = gl.where(used & (row_sum != 0), share / row_sum, 0.0)
-    acc = state.acc * gl.convert_layout(inverse, gl.SliceLayout(1, state.acc.type.layout))[:, None]
+    acc = _normalised(plan, state.acc, inverse, used)
     tma.store_wait(0)
     gl.barrier()
     o_slot.store(acc.to(args.o.dtype))
     if len(plan.head_dim_v_chunks) > 1:
-        acc_tail = state.acc_tail * gl.convert_layout(inverse, gl.SliceLayout(1, state.acc_tail.type.layout))[:, None]
+        acc_tail = _normalised(plan, state.acc_tail, inverse, used)
         o_tail.store(acc_tail.to(args.o.dtype))
     fence_async_shared()
     gl.barrier()
-    store_tile(plan, args.o, args.o_tail, plan.head_dim_v_chunks, work.seq.batch, work.seq.q, work.head, row, o_slot, o_tail)
+    packing.store_outputs(plan, args, work.seq, work.head, row, o_slot, o_tail)
     if plan.varlen:
-        first = args.lse + work.head.to(gl.int64) * args.lse_stride + work.seq.q.start
-        gl.store(first + rows, lse, mask=used)
+        first = args.lse + heads.to(gl.int64) * args.lse_stride + work.seq.q.start
+        gl.store(first + queries, lse, mask=packing.holds_query(plan, rows, used))
     else:
-        first = args.lse + (work.seq.batch.to(gl.int64) * args.heads + work.head) * args.lse_stride
-        gl.store(first + rows, lse, mask=rows < args.seqlen_q)
+        first = args.lse + (work.seq.batch.to(gl.int64) * args.heads + heads) * args.lse_stride
+        gl.store(first + queries, lse, mask=packing.holds_query(plan, rows, queries < args.seqlen_q))
 
 
 @gluon.jit
-def _with_sink(sink, row_max, row_sum):
+def _normalised(plan: gl.constexpr, acc, inverse, used):
+    rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    acc = acc * gl.convert_layout(inverse, rows)[:, None]
+    if plan.seqused and plan.pack_gqa > 1:  # rows that are not in use may be NaN, see packing
+        acc = gl.where(gl.convert_layout(used, rows)[:, None], acc, 0.0)
+    return acc
+
+
+@gluon.jit
+def _natural(plan: gl.constexpr, row_max, row_sum):
+    """LSE of rows in natural units."""
+    if is_natural(plan):
+        return row_max + gl.log2(row_sum) * softmax.LN_2
+    else:
+        return (row_max + gl.log2(row_sum)) * softmax.LN_2
+
+
+@gluon.jit
+def _finish_part(plan: gl.constexpr, args, work, row, state):
+    """Writes what a part of the keys gives, see ``splits``; sinks join with the parts."""
+    layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
+    rows = row + gl.arange(0, plan.tile_m, layout=layout)
+    queries = packing.queries(plan, rows)
+    heads = packing.heads(plan, work.head, rows)
+    used = queries < work.seq.q.used
+    exists = packing.holds_query(plan, rows, used if plan.varlen else queries < args.seqlen_q)
+    first = work.seq.q.start if plan.varlen else work.seq.batch * args.seqlen_q
+    row_sum = gl.convert_layout(gl.sum(state.row_sum, axis=1), layout)
+    inverse = gl.where(used & (row_sum != 0), 1.0 / row_sum, 0.0)
+    at = (work.split.to(gl.int64) * args.parts[3] + first + queries) * args.heads + heads
+    splits.store_statistics(args.parts, at, gl.where(used, state.row_max, splits.UNUSED), gl.where(used, row_sum, 0.0), exists)
+    splits.store_columns(args.parts, at, state.acc, inverse, 0, plan.head_dim_v, exists)
+    if len(plan.head_dim_v_chunks) > 1:
+        splits.store_columns(args.parts, at, state.acc_tail, inverse, plan.head_dim_v_chunks[0], plan.head_dim_v, exists)
+
+
+@gluon.jit
+def _with_sink(sink, row_max, row_sum, natural: gl.constexpr = False):
     """The sink joins the denominator. Returns the new maximum and sum, and the factor of what was weighted by the old maximum."""
     top = gl.maximum(row_max, sink)
     safe = softmax.finite_or_zero(top)
-    share = gl.exp2(row_max - safe)
-    return top, row_sum * share + gl.exp2(sink - safe), share
+    share = _exp2_of(natural, row_max - safe)
+    return top, row_sum * share + _exp2_of(natural, sink - safe), share
 
 
 @gluon.constexpr_function
@@ -427,6 +503,7 @@ def forward(
     lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
     scalar0, scalar1, scalar2, scalar3, scale_log2, softcap,
     seqlen_q, seqlen_k, limit_q, limit_k, batch, heads, heads_per_kv, blocks, section, num_tiles, lse_stride,
+    mask_data, bias_data, pages, parts,
     plan: gl.constexpr, plain: gl.constexpr,
 ):  # fmt: skip
     """The kernel: on-chip memory, channels and the table of roles."""
@@ -435,7 +512,7 @@ def forward(
         q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail,
         lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
         scalars, scale_log2, softcap, seqlen_q, seqlen_k, limit_q, limit_k, batch, heads, heads_per_kv, blocks, section, num_tiles,
-        lse_stride,
+        lse_stride, mask_data, bias_data, pages, parts,
     )  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     consumers: gl.constexpr = plan.q_stages

@@ -1,0 +1,81 @@
+"""Tiles of keys and values: from tensors, or from the pages of a cache.
+
+A page is to TMA what a sequence is in ``copies``: its rows in use end where the sequence does, and beyond they read as zeros. Tiles start
+at a sequence's first key, so a tile lies in one page where a sequence has one page only, or pages hold whole tiles; otherwise it is put
+together from copies of ``plan.page_rows`` rows, which do.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+from tandem_attn.kernels.common.copies import load_tile
+
+AT_ONCE = gl.constexpr(8)  # places looked up before the first of their copies is issued
+
+
+@gluon.jit
+def load_keys(plan: gl.constexpr, args, desc, tail, chunks: gl.constexpr, seq, head, key, out):
+    """Keys or values from ``key`` on into the next slot of channel end ``out``; returns the channel end behind it."""
+    if plan.page_size == 0:
+        return load_tile(plan, desc, tail, chunks, seq.batch, seq.k, head, key, out)
+    else:
+        copies: gl.constexpr = plan.tile_n // plan.page_rows
+        if len(chunks) == 1:
+            out.acquire(desc.nbytes_per_cta * copies * panels(plan, chunks[0]))
+            _load_chunk(plan, args, desc, seq, head, key, chunks[0], 0, out.ready(), out.slot())
+        else:
+            nbytes: gl.constexpr = desc.nbytes_per_cta * panels(plan, chunks[0]) + tail.nbytes_per_cta * panels(plan, chunks[1])
+            out.acquire(nbytes * copies)
+            _load_chunk(plan, args, desc, seq, head, key, chunks[0], 0, out.ready(), out.slot())
+            _load_chunk(plan, args, tail, seq, head, key, chunks[1], chunks[0], out.ready(), out.tail())
+        return out.next()
+
+
+@gluon.constexpr_function
+def panels(plan, columns):
+    """Blocks of 128 bytes of columns, which lie one behind the other in a swizzled tile; whole tiles are copied without this."""
+    return 1 if plan.page_rows == plan.tile_n else max(1, columns * plan.element_bytes // 128)
+
+
+@gluon.jit
+def _load_chunk(plan: gl.constexpr, args, desc, seq, head, key, columns: gl.constexpr, first: gl.constexpr, barrier, slot):
+    """Columns ``[first, first + columns)`` of a tile."""
+    copies: gl.constexpr = plan.tile_n // plan.page_rows
+    if copies == 1:
+        page, used, row = place(args, seq, key)
+        tma.async_load(desc, [page, used, head, seq.k.limit - used + row, first], barrier, slot)
+    else:
+        # To the compiler a piece is a tile of its own. Pieces are whole repetitions of the swizzle's pattern, so they read as one tile.
+        count: gl.constexpr = panels(plan, columns)
+        width: gl.constexpr = columns // count
+        layout: gl.constexpr = gl.NVMMASharedLayout(slot.layout.swizzle_byte_width, slot.dtype.primitive_bitwidth, 2)
+        pieces = slot.reinterpret(shape=[count * copies, plan.page_rows, width], layout=layout)
+        at_once: gl.constexpr = min(copies, AT_ONCE)
+        for start in range(0, copies, at_once):
+            places = _places(plan, args, seq, key, start, at_once)
+            for i in gl.static_range(at_once):
+                page, used, row = places[i]
+                for panel in gl.static_range(count):
+                    coords = [page, used, head, seq.k.limit - used + row, first + panel * width]
+                    tma.async_load(desc, coords, barrier, pieces.index(panel * copies + start + i))
+
+
+@gluon.jit
+def _places(plan: gl.constexpr, args, seq, key, start, count: gl.constexpr):
+    places = (place(args, seq, key + start * plan.page_rows),)
+    for i in gl.static_range(1, count):
+        places = places + (place(args, seq, key + (start + i) * plan.page_rows),)
+    return places
+
+
+@gluon.jit
+def place(args, seq, key):
+    """Page and row of a key, and the page's rows in use by the sequence; none behind its last key."""
+    table, by_sequence, columns, page_size = args.pages[0], args.pages[1], args.pages[2], args.pages[3]
+    at = seq.k.start + key
+    column = at // page_size
+    row = at - column * page_size
+    used = gl.minimum(gl.maximum(seq.k.start + seq.k.used - column * page_size, 0), page_size)
+    page = gl.load(table + seq.batch * by_sequence + gl.minimum(column, columns - 1))
+    return page, used, row
