@@ -94,13 +94,12 @@ def _properties(tensors: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
-def run(key: Key, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor] | None:
-    """O and LSE of a call like an earlier one; None where the call has to go the whole way."""
+def find(key: Key | None) -> Bound | None:
+    """The bound form of calls like an earlier one; None where a call has to go the whole way."""
     try:
-        call = _table.calls.get(key)
+        return None if key is None else _table.calls.get(key)
     except TypeError:  # an option that is not hashable: the checks will refuse it
         return None
-    return None if call is None else call(tensors)
 
 
 def remember(key: Key, arguments: tuple[Any, ...]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from features import make
 from problems import K_LENGTHS, PROBLEMS, Q_LENGTHS
 
 from tandem_attn.kernels import backend, bound
@@ -21,6 +22,7 @@ from tests.support.fake_cuda import Device, Launched, fake_cuda
 pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install tandem-attn[cuda]")
 
 NAMES = ("full", "causal", "sink", "alibi", "seqused", "varlen, causal", "varlen, sink, seqused", "head_dim 192 and 128")
+FEATURE_NAMES = ("bias", "heads packed, seqused", "splits, packed lengths", "pages of 64, splits")
 
 
 @pytest.fixture
@@ -74,17 +76,18 @@ def relative(launched: list[Launched], x: Inputs, out: torch.Tensor, lse: torch.
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *FEATURE_NAMES])
 def test_launches_what_the_whole_way_does(name: str, device: Device) -> None:
-    p = PROBLEMS[name]
-    plan = backend.plan(p)
-    given = [inputs(p) for _ in range(2)]
-
-    bound_call = backend.bind(p, plan, given[0])
+    if name in FEATURE_NAMES:
+        p, plan, first = (feature := make(name, "cpu")).problem, backend.plan(feature.problem).with_(**feature.plan), feature.inputs
+    else:
+        p, plan, first = PROBLEMS[name], backend.plan(PROBLEMS[name]), inputs(PROBLEMS[name])
+    given = [first, Inputs(**{field: None if x is None else x.clone() for field, x in vars(first).items()})]
+    bound_call = backend.bind(p, plan, first)
     assert isinstance(bound_call, bound.Bound)
     wanted = [launches_of(device, lambda x: backend.forward(p, plan, x), x) for x in given]
     assert wanted[0] == wanted[1] and wanted[0]
-    assert [launches_of(device, lambda x: bound_call(in_order(x)), x) for x in (*given, given[0])] == [wanted[0]] * 3
+    assert [launches_of(device, lambda x: bound_call(in_order(x)), x) for x in (*given, first)] == [wanted[0]] * 3
 
 
 def launches_of(device: Device, call: Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]], x: Inputs) -> list[object]:
