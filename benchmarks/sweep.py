@@ -31,6 +31,7 @@ from tandem_attn.spec.problem import Problem
 
 BASE = {"ping_pong": True, "intra_overlap": True, "q_registers": False}
 VARIANTS: dict[str, dict[str, Any]] = {
+    "planned": {},  # as the planner has it, not from BASE on
     "smem": {},
     "smem_seq": {"intra_overlap": False},
     "smem_tau": {"rescale_rows": 16},
@@ -58,8 +59,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tau": {"rescale_rows": 16},
     "late": {"early_turn": False},
     "o_over_q": {"o_over_q": True},
+    "q_smem": {"q_registers": False},
+    "overlap": {"intra_overlap": True},
     "q_tail": {"q_tail_registers": True},
 }
+WIDE = {"heads": 16, "head_dim_v": 128}
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     "d128": (
         [by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")],
@@ -109,6 +113,25 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         [by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")],
         ["reg_seq_tau+early", "reg_seq_tau+late", "reg_seq_tau+no_turns", "smem_seq_tau+early", "smem_seq_tau+early+o_over_q"],
     ),
+    "sections": (
+        [
+            by_tokens(d, s, "causal", **(WIDE if d == 192 else {}))
+            for d, s in ((128, 16384), (192, 8192), (192, 16384), (64, 8192), (256, 16384))
+        ],
+        ["planned", "planned+lpt4", "planned+lpt8", "planned+lpt16", "planned+dynamic"],
+    ),
+    "turns": (
+        [by_tokens(128, s, mask) for s, mask in ((4096, "full"), (32768, "full"), (4096, "causal"), (16384, "causal"))],
+        ["planned", "planned+late", "planned+no_turns", "planned+q_smem", "planned+q_smem+late", "planned+q_smem+overlap+late"],
+    ),
+    "turns_wide": (
+        [by_tokens(d, s, mask, **(WIDE if d == 192 else {})) for d in (192, 256) for s, mask in ((2048, "full"), (8192, "full"), (8192, "causal"))],
+        ["planned", "planned+late", "planned+no_turns", "planned+seq+late"],
+    ),
+    "order": (
+        [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],
+        ["planned", "planned+nd1", "planned+nd4", "planned+nd16", "planned+none", "planned+late"],
+    ),
 }  # fmt: skip
 
 
@@ -117,7 +140,7 @@ def _out(problem: Problem, plan: Plan, inputs: Inputs) -> Tensor:
 
 
 def variant(case: Case, name: str) -> Plan:
-    changes = dict(BASE)
+    changes = {} if name.startswith("planned") else dict(BASE)
     for part in name.split("+"):
         changes |= VARIANTS[part]
     return plan(case.problem("cuda"), "H200", direction="forward", num_splits=1, pack_gqa=1, **changes).plan
@@ -152,7 +175,7 @@ def run_group(name: str, telemetry: Telemetry, peers: tuple[str, ...] = ("cudnn"
             functions[key] = run
         functions["matmul"] = matmul()
         began = time.monotonic()
-        times = milliseconds(functions, rounds=5, round_ms=20)
+        times = milliseconds(functions, rounds=6, round_ms=40)
         rates = {n: (2 * MATMUL**3 if n == "matmul" else case.flops) / statistics.median(ms) * 1e-9 for n, ms in times.items()}
         print(case, " ".join(f"{n} {r:.0f}" for n, r in rates.items()), flush=True)
         cells.append({"case": case.__dict__, "tflops": rates, "gpu": telemetry.since(began)})

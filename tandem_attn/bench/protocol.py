@@ -28,7 +28,7 @@ def milliseconds(
     once, fewest = (_on_gpu, 2) if on_gpu else (_on_cpu, 1)
     repeats = {name: max(fewest, round(round_ms / once(run, fewest))) for name, run in functions.items()}
     times: dict[str, list[float]] = {name: [] for name in functions}
-    order = random.Random(0)
+    order = random.Random()
     for _ in range(rounds):
         for name in order.sample(list(functions), len(functions)):
             for _ in range(2 * repeats[name] // 3 if on_gpu else 0):

@@ -219,7 +219,7 @@ def _schedule(problem: Problem, arch: Arch, plan: Plan) -> tuple[Schedule, str]:
     return Schedule(ScheduleKind.LPT, launch, section), f"{reason}: longest first, and {how}{l2}"
 
 
-_LEAST_SECTION = 16  # heads; smaller sections leave CTAs idle at their ends (docs/ledger.md, causal at 16k: 608 -> 630 TFLOP/s)
+_LEAST_SECTION = 8  # heads; measured (docs/findings.md): 8 beat 16 by 1 to 3 %, 4 and all of them are slower in most cases
 
 
 def _hopper_section(section: int, uneven_tiles: bool) -> tuple[int, str]:
