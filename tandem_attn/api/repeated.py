@@ -11,6 +11,7 @@ here runs in every call and counts in microseconds: that is why it is written ou
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -111,7 +112,8 @@ def remember(key: Key, arguments: tuple[Any, ...]) -> None:
         return
     if len(calls) >= LARGEST:
         del calls[next(iter(calls))]
-    calls[key] = ops.bind(arguments)
+    with contextlib.suppress(torch.OutOfMemoryError):  # binding allocates once more what the call did; perhaps there is room next time
+        calls[key] = ops.bind(arguments)
 
 
 def forget() -> None:

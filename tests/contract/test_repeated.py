@@ -269,6 +269,22 @@ def test_cache_calls(where: str, recorder: Recorder) -> None:
     assert recorder.calls == 1, "calls that append, and lengths that are numbers, are checked each time"
 
 
+def test_no_room_to_bind(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is there; a later call may bind."""
+    q, k, v = qkv()
+    real = backends.BACKENDS["recorder"]
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setitem(backends.BACKENDS, "recorder", dataclasses.replace(real, bind=full))
+    want = tandem_attn.attention(q, k, v, backend="recorder")
+    monkeypatch.setitem(backends.BACKENDS, "recorder", real)
+    got = [tandem_attn.attention(q, k, v, backend="recorder") for _ in range(2)]
+    assert all(torch.equal(x, want) for x in got)
+    assert (recorder.binds, recorder.calls) == (1, 1)
+
+
 def test_masks_with_tensors_are_not_remembered(recorder: Recorder) -> None:
     q, k, v = qkv()
     for mask in (tandem_attn.Document([0] * 7), tandem_attn.Predicate(lambda b, h, i, j: j <= i), lambda b, h, i, j: j >= i):
