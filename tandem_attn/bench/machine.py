@@ -26,7 +26,7 @@ def environment(packages: list[str]) -> dict[str, Any]:
     return {
         "commit": commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([_program(), *sys.argv[1:]]),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "versions": {name: _version(name) for name in dict.fromkeys(["tandem-attn", "triton", *packages])},
@@ -34,6 +34,12 @@ def environment(packages: list[str]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         **(_gpu() if torch.cuda.is_available() else {}),
     }
+
+
+def _program() -> str:
+    """What was started; ``tandem``, however that was."""
+    name = Path(sys.argv[0]).name
+    return "tandem" if name in ("-c", "__main__.py", "tandem") else name
 
 
 def commit() -> str:
