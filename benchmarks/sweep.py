@@ -61,7 +61,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "o_over_q": {"o_over_q": True},
     "q_smem": {"q_registers": False},
     "overlap": {"intra_overlap": True},
-    "q_tail": {"q_tail_registers": True},
 }
 WIDE = {"heads": 16, "head_dim_v": 128}
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
@@ -102,7 +101,7 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     "o_over_q_192": (
         [by_tokens(192, s, mask, heads=16, head_dim_v=128) for s in (1024, 8192) for mask in ("full", "causal")],
         ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "tau+early+o_over_q", "tau+late+o_over_q",
-         "seq+tau+early+o_over_q+no_turns", "seq+tau+early+o_over_q+q_tail"],
+         "seq+tau+early+o_over_q+no_turns"],
     ),
     "d64_shapes": (
         [by_tokens(64, s, mask) for s in (1024, 2048, 8192) for mask in ("full", "causal")],
@@ -125,7 +124,11 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         ["planned", "planned+late", "planned+no_turns", "planned+q_smem", "planned+q_smem+late", "planned+q_smem+overlap+late"],
     ),
     "turns_wide": (
-        [by_tokens(d, s, mask, **(WIDE if d == 192 else {})) for d in (192, 256) for s, mask in ((2048, "full"), (8192, "full"), (8192, "causal"))],
+        [
+            by_tokens(d, s, mask, **(WIDE if d == 192 else {}))
+            for d in (192, 256)
+            for s, mask in ((2048, "full"), (8192, "full"), (8192, "causal"))
+        ],
         ["planned", "planned+late", "planned+no_turns", "planned+seq+late"],
     ),
     "order": (

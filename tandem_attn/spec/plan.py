@@ -102,7 +102,6 @@ class Plan:
     intra_overlap: bool = False  # Hopper: the next S = QK is issued before this block's softmax
     o_over_q: bool = False  # O is staged in the shared memory of its Q tile, which is then read for the last time; else O has its own
     q_registers: bool = False  # Hopper: Q is operand A from registers, and its shared memory is free for the next tile's
-    q_tail_registers: bool = False  # Hopper: of two chunks of Q, the second is operand A from registers
     ping_pong: bool = False  # Hopper: the consumers issue their products in turns, so that one's softmax runs under another's MMA
     early_turn: bool = False  # Hopper: the turn passes once S = QK is issued, not P V too
 

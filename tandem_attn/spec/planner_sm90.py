@@ -27,8 +27,8 @@ from tandem_attn.spec.resources import Packer, Role, chunks
 
 # Registers a thread (public FA3 and FA4 kernels); the rest of 65,536 goes to the producer's warpgroup. With one consumer it is what lifts
 # the mean, with which a thread starts, over the 158 that ptxas wants for a wgmma of 64 x 256.
-_CONSUMER = {1: 240, 2: 240, 3: 160, 4: 120}
-_PRODUCER = {1: 96, 2: 24, 3: 32, 4: 24}
+_CONSUMER = {1: 240, 2: 240, 3: 160}
+_PRODUCER = {1: 96, 2: 24, 3: 32}
 _SPARE = 32  # registers a thread besides accumulators and P: row statistics, addresses, loop state
 _Q_ROOM = 40  # to be left when Q is in registers too: with 32, ptxas spills in the block loop of (192, 128)
 _NARROW = 64  # keys of a block whose scores meet a bias or a table element each: with 128, ptxas spills in the block loop
@@ -57,11 +57,10 @@ def _few_scalars(problem: Problem, mask: str) -> bool:
 def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:
     consumers, tile_m, tile_n = point["q_stages"], point["tile_m"], point["tile_n"]
     if consumers not in _CONSUMER:
-        raise ValueError(f"q_stages must be 1, 2, 3 or 4 on {arch.name} (consumer warpgroups), got {consumers}")
+        raise ValueError(f"q_stages must be 1, 2 or 3 on {arch.name} (consumer warpgroups), got {consumers}")
     d, dv = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v))
     scores, out, p = tile_m * tile_n // _THREADS, tile_m * dv // _THREADS, tile_m * tile_n // _THREADS // 2
-    in_registers = d if point["q_registers"] else chunks(problem.head_dim)[-1] if point["q_tail_registers"] else 0
-    q = tile_m * in_registers // _THREADS // 2
+    q = tile_m * d // _THREADS // 2 if point["q_registers"] else 0
     if point["q_registers"] and not _few_scalars(problem, base["mask"]):
         return None
     if tile_n > _NARROW and (problem.bias or reads_elements(base["mask"])):
@@ -83,7 +82,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
     smem.add("barriers", BARRIER_BYTES)
     fields = point | {"page_rows": page_rows(problem, tile_n)}
-    fields |= {"kv_stages": stages, "rescale_rows": 16, "early_turn": consumers == 2, "ping_pong": consumers > 1}
+    fields |= {"kv_stages": stages, "rescale_rows": 16, "early_turn": consumers == 2 and point["q_registers"], "ping_pong": consumers > 1}
     return Plan(**{**base, **fields, "roles": _roles(consumers), "smem": smem.regions})
 
 
@@ -116,11 +115,16 @@ def _smem_over_mma(plan: Plan) -> float:
     return max(1.0, (plan.tile_m + plan.tile_n) * d * plan.element_bytes / 128 / (2 * plan.tile_m * plan.tile_n * d / 4096))
 
 
-def _overlap_sentence(plan: Plan) -> str:
-    """Measured on an H200 (docs/ledger.md): with large head_dim the own P V hides it better, else registers decide."""
-    if plan.intra_overlap:
-        return "a consumer's softmax runs under its own P V as well as under the others' MMAs"
-    return "a consumer's softmax starts when its P V is done: it runs under the others' MMAs"
+def _q_registers_pay(problem: Problem) -> bool:
+    """Measured on an H200 (docs/findings.md): at head_dim 128 with full masks, reading Q for each block costs less power than registers."""
+    causal = problem.mask.bounds(problem.seqlen_q, problem.seqlen_k).outer.hi is not None
+    return causal or max(problem.head_dim, problem.head_dim_v) <= 64
+
+
+def _q_sentence(plan: Plan) -> str:
+    if plan.q_registers:
+        return "Q is read once into registers: shared memory feeds the MMAs with K and V only"
+    return "Q stays in shared memory: its registers are free, and it measured faster"
 
 
 def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
@@ -135,9 +139,8 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
         Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
-        Criterion(lambda p: not p.q_registers, lambda _: "Q is read once into registers: shared memory feeds the MMAs with K and V only"),
+        Criterion(lambda p: p.q_registers != _q_registers_pay(problem), _q_sentence),
         Criterion(lambda p: p.o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
-        Criterion(lambda p: p.intra_overlap != p.o_over_q, _overlap_sentence),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     )
 
@@ -145,6 +148,11 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
 def _forward_remarks(plan: Plan) -> list[Choice]:
     return [
         exp2_remark(plan),
+        ("intra_overlap", "a consumer's softmax starts when its P V is done: it runs under the others' MMAs (measured, docs/findings.md)"),
+        (
+            "early_turn",
+            "the turn passes " + ("once S is issued" if plan.early_turn else "once S and P V are issued") + " (measured, docs/findings.md)",
+        ),
         ("rescale_rows", f"a warp (16 rows) rescales O only when one of its maxima grew by more than 2^{plan.rescale_threshold:g}"),
     ]
 
@@ -167,8 +175,7 @@ FORWARD = Grid(
         "tile_n": (128, 64),
         "q_stages": (3, 2, 1),
         "q_registers": (True, False),
-        "q_tail_registers": (False,),
-        "intra_overlap": (False, True),
+        "intra_overlap": (False,),
         "o_over_q": (False, True),
         "kv_stages": (ALL_THAT_FIT,),
     },

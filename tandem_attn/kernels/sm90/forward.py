@@ -206,8 +206,6 @@ def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexp
             q_b = q_b.load(operand)
         fence_async_shared()
         q_in.release()
-    elif plan.q_tail_registers:
-        q_b = q_b.load(gl.DotOperandLayout(0, s_layout(plan), 2))
     state, kv_in = _first_block(plan, args, work, row, q_a, q_b, kv_in, visit.stop - 1, index)
     n_block = visit.stop - 2
     for _ in range(gl.maximum(visit.full_stop, visit.start), visit.stop - 1):
@@ -542,18 +540,10 @@ def forward(
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
             (producer, (plan, args, q, kv_out, o, tiles)),
         ], [WARPS, 1], registers)  # fmt: skip
-    elif consumers == 3:
+    else:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
             (consumer, (plan, args, q, kv_in, o, tiles, 2)),
             (producer, (plan, args, q, kv_out, o, tiles)),
         ], [WARPS, WARPS, 1], registers)  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (consumer, (plan, args, q, kv_in, o, tiles, 0)),
-            (consumer, (plan, args, q, kv_in, o, tiles, 1)),
-            (consumer, (plan, args, q, kv_in, o, tiles, 2)),
-            (consumer, (plan, args, q, kv_in, o, tiles, 3)),
-            (producer, (plan, args, q, kv_out, o, tiles)),
-        ], [WARPS, WARPS, WARPS, 1], registers)  # fmt: skip
