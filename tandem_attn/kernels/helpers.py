@@ -60,7 +60,7 @@ def document_ranges(
         ),
         constants=(
             ("queries", queries), ("power", 1 << (queries - 1).bit_length()), ("chunk", _KEYS), ("varlen", plan.varlen),
-            ("seqused", plan.seqused),
+            ("part_of_q", lengths[2] is not None), ("part_of_k", lengths[3] is not None),
         ),
     )  # fmt: skip
     sizes = tuple(n for x in (q_ids, k_ids) for n in (*x.shape, *x.stride()))

@@ -16,7 +16,7 @@ from tandem_attn.spec.problem import Problem
 
 
 def mask_data(
-    plan: Plan, problem: Problem, lengths: tuple[Tensor | None, ...], total_q: int, seqlen_k: int
+    plan: Plan, problem: Problem, lengths: tuple[Tensor | None, ...], total_q: int, seqlen_k: int, device: torch.device
 ) -> tuple[tuple[Extra, ...], list[LaunchDescription]]:
     """What the mask's leaves read, in the order of its tree, and the launches that prepare it. See ``helpers.document_ranges``."""
     if not mask_tree.has_data(problem.mask):
@@ -25,7 +25,7 @@ def mask_data(
     launches: list[LaunchDescription] = []
     for kind, tensors in _leaves(problem.mask):
         if kind != "document":
-            found += [part for x in tensors for part in _table(x)]
+            found += [part for x in tensors for part in _table(_here(x, device))]
             continue
         ids = [_ids(x, problem.batch) for x in tensors]
         ranges, launch = helpers.document_ranges(plan, ids[0], ids[1], lengths, problem.batch, total_q, seqlen_k)
@@ -43,6 +43,15 @@ def _leaves(mask: Mask) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
     lowered, tensors = mask_tree.lower(mask)
     if isinstance(lowered, mask_tree.Opaque):
         yield lowered.text.partition("(")[0], tensors
+
+
+def _here(x: Tensor, device: torch.device) -> Tensor:
+    """A predicate's table on the device of the call; PyTorch, too, lets a single number lie on the host."""
+    if x.device == device:
+        return x
+    if x.ndim == 0 and x.device.type == "cpu":
+        return x.to(device, non_blocking=True)
+    raise ValueError(f"mask predicate must read tensors on {device}, where q is, got one of shape {tuple(x.shape)} on {x.device}")
 
 
 def _table(x: Tensor) -> tuple[Extra, ...]:

@@ -59,7 +59,7 @@ def prepare(
     section = min(plan.schedule.section or (1 if plan.schedule.kind is ScheduleKind.NAIVE else every), every)
     window = mask_scalars(problem.mask.code)
     keys = k.shape[-3] if inputs.page_table is None else inputs.page_table.shape[1] * k.shape[-3]
-    used_q, used_k = _used(problem, inputs, keys)
+    used_q, used_k = _used(plan, inputs, keys)
     cu_q, cu_k = _contiguous(inputs.cu_seqlens_q), _contiguous(inputs.cu_seqlens_k)
     order = starts = None
     before: list[LaunchDescription] = []
@@ -67,7 +67,7 @@ def prepare(
         order, starts, first = helpers.packed_tiles(plan, cu_q, cu_k, used_k, groups)
         before.append(first)
     lengths = (cu_q, cu_k, used_q, used_k)
-    data, ranges = mask_data(plan, problem, lengths, rows, keys)
+    data, ranges = mask_data(plan, problem, lengths, rows, keys, q.device)
     sink = None if inputs.sink is None else inputs.sink.float().contiguous()
     slopes = None if inputs.alibi_slopes is None else _slopes(inputs.alibi_slopes, problem.batch)
     parts, after = helpers.parts(plan, out, lse, sink, rows)
@@ -105,15 +105,22 @@ def _pages(inputs: Inputs) -> tuple[Extra, ...]:
     return (table, table.stride(0), table.shape[1], inputs.k.shape[-3], *leftpad)
 
 
-def _used(problem: Problem, inputs: Inputs, keys: int) -> tuple[Tensor | None, Tensor | None]:
+def _used(plan: Plan, inputs: Inputs, keys: int) -> tuple[Tensor | None, Tensor | None]:
     """Both seqused tensors where there is one."""
-    if not problem.seqused:
+    if not plan.seqused:
         return None, None
-    full = lambda rows: torch.full((problem.batch,), rows, dtype=torch.int32, device=inputs.q.device)  # noqa: E731
     return (
-        full(inputs.q.shape[-3]) if inputs.seqused_q is None else inputs.seqused_q.contiguous(),
-        full(keys) if inputs.seqused_k is None else inputs.seqused_k.contiguous(),
+        _lengths(inputs.seqused_q, inputs, inputs.q.shape[-3]) if plan.uses_part_of_q else None,
+        _lengths(inputs.seqused_k, inputs, keys),
     )
+
+
+def _lengths(given: Tensor | None, inputs: Inputs, rows: int) -> Tensor:
+    if given is not None:
+        return given.contiguous()
+    other = inputs.seqused_q if inputs.seqused_k is None else inputs.seqused_k
+    assert other is not None  # narrows the type: one of them is given
+    return torch.full(other.shape, rows, dtype=torch.int32, device=other.device)
 
 
 def _contiguous(x: Tensor | None) -> Tensor | None:

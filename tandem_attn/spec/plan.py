@@ -132,6 +132,11 @@ class Plan:
         return self.rows_per_cta * self.cta_group // self.pack_rows
 
     @property
+    def uses_part_of_q(self) -> bool:
+        """Whether ``seqused`` holds for queries too: all of a cache call's are in use."""
+        return self.seqused and (self.varlen or self.page_size == 0)
+
+    @property
     def element_bytes(self) -> int:
         return ELEMENT_BYTES[self.dtype]
 

@@ -42,8 +42,9 @@ def sequence(plan: gl.constexpr, args, batch):
         used_k = gl.load(args.cu_k + batch + 1) - k_start
     if plan.page_size > 0:
         k_start = gl.to_tensor(0)
-    if plan.seqused:
+    if plan.seqused and plan.uses_part_of_q:
         used_q = gl.minimum(used_q, gl.load(args.used_q + batch))
+    if plan.seqused:
         used_k = gl.minimum(used_k, gl.load(args.used_k + batch))
     if plan.leftpad:
         k_start = gl.load(args.pages[4] + batch)

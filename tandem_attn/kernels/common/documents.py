@@ -150,13 +150,14 @@ def slot_of(plan: gl.constexpr, args, seq, m_block):
 def document_ranges(
     q_ids, k_ids, cu_q, cu_k, used_q, used_k, out,
     q_batches, q_size, q_batch_stride, q_stride, k_batches, k_size, k_batch_stride, k_stride, batch, seqlen_q, seqlen_k, blocks,
-    queries: tl.constexpr, power: tl.constexpr, chunk: tl.constexpr, varlen: tl.constexpr, seqused: tl.constexpr,
+    queries: tl.constexpr, power: tl.constexpr, chunk: tl.constexpr, varlen: tl.constexpr,
+    part_of_q: tl.constexpr, part_of_k: tl.constexpr,
 ):  # fmt: skip
     """Key ranges of one document mask, one program a query tile.
 
     Args:
         q_ids, k_ids: (batch, seqlen) ids, with their sizes and strides.
-        cu_q, cu_k, used_q, used_k: int32, as the attention kernel's; read where ``varlen`` and ``seqused`` say so.
+        cu_q, cu_k, used_q, used_k: int32, as the attention kernel's; read where ``varlen``, ``part_of_q`` and ``part_of_k`` say so.
         out: int32 (tiles, FIELDS).
         blocks: query tiles of a padded sequence.
         queries: queries of a tile; power: the next power of two.
@@ -174,8 +175,9 @@ def document_ranges(
         m_block = slot - b * blocks
         length_q = seqlen_q
         length_k = seqlen_k
-    if seqused:
+    if part_of_q:
         length_q = tl.minimum(length_q, tl.load(used_q + b))
+    if part_of_k:
         length_k = tl.minimum(length_k, tl.load(used_k + b))
     length_q = tl.minimum(length_q, q_size)
     length_k = tl.minimum(length_k, k_size)
