@@ -67,7 +67,7 @@ def test_dense(options: dict[str, Any]) -> None:
 def test_packed() -> None:
     cu_q, cu_k = (torch.tensor([0, *x]).cumsum(0).int().cuda() for x in (Q_LENGTHS, K_LENGTHS))
     other = cu_k.clone()
-    other[3] -= 10  # the same shapes, another split
+    other[3] += 10  # the same shapes, another split
     given = [[torch.randn(n, 4, 128, device="cuda").bfloat16() for n in (sum(Q_LENGTHS), sum(K_LENGTHS), sum(K_LENGTHS))] for _ in range(2)]
     calls = [(*x, cu_q, cu, 600, 600) for x, cu in zip(given, (cu_k, other), strict=True)]
     wanted = [whole_way(tandem_attn.attention_varlen, *x, causal=True, backend="tandem", return_lse=True) for x in calls]
