@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib
 import importlib.metadata
@@ -120,8 +121,9 @@ def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     source = GluonASTSource(entry, signature, {(entry.arg_names.index(name),): value for name, value in constants.items()})
     options: dict[str, Any] = {"num_warps": WARPGROUP, "num_ctas": plan.cta_group, "maxnreg": entry_registers(plan)}
     options |= {"enable_fp_fusion": True} | ({"instrumentation_mode": "consan"} if consan else {})
-    out = _translated(triton, source, _target(plan.arch), options)
-    return _kernel(plan, out, types.values())
+    kernel = _kernel(plan, _translated(triton, source, plan.arch, options), types.values())
+    gc.collect()  # Triton leaves cycles around its compiler's objects, which would be reported as leaks when the process ends
+    return kernel
 
 
 def _build_helper(helper: Helper) -> Kernel:
@@ -131,15 +133,8 @@ def _build_helper(helper: Helper) -> Kernel:
     entry = getattr(importlib.import_module(helper.module), helper.entry)
     types, constants = dict(helper.types), dict(helper.constants)
     source = ASTSource(entry, types | dict.fromkeys(constants, "constexpr"), dict(constants))
-    out = _translated(triton, source, _target(helper.arch), {"num_warps": helper.warps, "enable_fp_fusion": True})
-    return _kernel(helper, out, types.values())
-
-
-def _target(arch: str) -> Any:
-    from triton.backends.compiler import GPUTarget
-
-    major, minor = get_arch(arch).capability or (0, 0)
-    return GPUTarget("cuda", major * 10 + minor, 32)
+    options = {"num_warps": helper.warps, "enable_fp_fusion": True}
+    return _kernel(helper, _translated(triton, source, helper.arch, options), types.values())
 
 
 def _kernel(source: Plan | Helper, out: Any, types: Iterable[str | tuple[str, ...]]) -> Kernel:
@@ -153,8 +148,12 @@ def _kernel(source: Plan | Helper, out: Any, types: Iterable[str | tuple[str, ..
     )  # fmt: skip
 
 
-def _translated(triton: Any, source: Any, target: Any, options: dict[str, Any]) -> Any:
+def _translated(triton: Any, source: Any, arch: str, options: dict[str, Any]) -> Any:
     """Triton's compiler, which keeps files of its own; in a temporary place where it cannot write them to its usual one."""
+    from triton.backends.compiler import GPUTarget
+
+    major, minor = get_arch(arch).capability or (0, 0)
+    target = GPUTarget("cuda", major * 10 + minor, 32)
     try:
         return triton.compile(source, target=target, options=options)
     except OSError:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tandem_attn.kernels import backend
-from tandem_attn.kernels.compile import Kernel, code_plan, is_cached, through_disk
+from tandem_attn.kernels.compile import Kernel, code_plan, compiled_helper, is_cached, through_disk
 from tandem_attn.kernels.cubin import usage
 from tandem_attn.kernels.forward import attend
 from tandem_attn.kernels.prepare import prepare
@@ -88,6 +88,7 @@ def _helpers(kernel: Kernel, problem: Problem, chip: str) -> None:
     def execute(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor) -> None:
         prepare(kernel, problem, plan, inputs, out, lse, sms=1, counter=_int32(1))
 
+    compiled_helper.cache_clear()  # one in memory may not be on disk
     attend(problem, backend.plan(problem, FORWARD, chip), _shapes(problem), execute)
 
 

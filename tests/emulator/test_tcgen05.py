@@ -93,7 +93,7 @@ def packed_fp4(raw: np.ndarray) -> np.ndarray:
     return out.reshape(len(raw), -1)
 
 
-def multiply(kind, a_kind, b_kind, m, n, *, swizzle=False, mn=False, d_format=1, extra="", a_tmem=False, repeat=1, scale=""):
+def multiply(kind, a_kind, b_kind, m, n, *, swizzle=False, mn=False, d_format=1, extra="", a_tmem=False, repeat=1, scale="", lane=0):
     """Run one tcgen05.mma (twice with repeat 2, then accumulating) and return the accumulator's 128 x n words and the exact product."""
     k = {"f16": 16, "tf32": 8}.get(kind, 32)
     (a, raw_a), (b, raw_b) = values(a_kind, m, k), values(b_kind, n, k)
@@ -111,13 +111,14 @@ def multiply(kind, a_kind, b_kind, m, n, *, swizzle=False, mn=False, d_format=1,
     mov.pred %p4, 0; mov.pred %p5, 1; mov.b32 %r9, {idesc}; mov.b32 %r30, -1; mov.b32 %r31, 0;
     """
     )
+    body += f"    add.u32 %r28, %r2, {lane << 16};\n"
     operand = "%rd3"
     if a_tmem:  # A row by row into TMEM columns 128 .. 135
         body += A_TO_TMEM
         operand = "[%r11]"
     for i in range(repeat):
         enable = "%p5" + scale if i else "%p4"
-        body += f"    @%p1 tcgen05.mma.cta_group::1.kind::{kind} [%r2], {operand}, %rd4, %r9, {extra}{enable};\n"
+        body += f"    @%p1 tcgen05.mma.cta_group::1.kind::{kind} [%r28], {operand}, %rd4, %r9, {extra}{enable};\n"
     body += COMMIT.format(parity=0) + read_tile(n) + FREE
     out = np.zeros((THREADS, n), np.uint32)
     result = launch(body, out, data, threads=THREADS, shared=1024 + len(data), target="sm_100a", checks=["tmem-allocation"])
@@ -160,11 +161,17 @@ def test_n(n):
     assert (out.view(np.float32) == truth).all(), worst(out.view(np.float32), truth)
 
 
-def test_m64_uses_half_of_the_lanes():
-    """SECTION, "Data Path Layout F": rows 16 w .. 16 w + 15 lie in the first 16 lanes of warp w."""
-    out, truth = multiply("f16", "bf16", "bf16", 64, 32)
-    got = out.view(np.float32).reshape(4, 32, 32)[:, :16].reshape(64, 32)
+@pytest.mark.parametrize("lane", [0, 16])
+def test_m64_uses_half_of_the_lanes(lane):
+    """SECTION, "Data Path Layout F": rows 16 w .. 16 w + 15 lie in the first 16 lanes of warp w, or the last 16 by D's address."""
+    out, truth = multiply("f16", "bf16", "bf16", 64, 32, lane=lane)
+    got = out.view(np.float32).reshape(4, 32, 32)[:, lane : lane + 16].reshape(64, 32)
     assert (got == truth).all(), worst(got, truth)
+
+
+def test_other_lanes_of_an_accumulator_are_refused():
+    with pytest.raises(AssertionError, match="the lane of the address of D is 16: it must be 0, or 16 with 64 rows"):
+        multiply("f16", "bf16", "bf16", 128, 32, lane=16)
 
 
 def test_mn_major_operands():

@@ -16,6 +16,7 @@ from problems import K_LENGTHS, PROBLEMS, Q_LENGTHS
 from tandem_attn.kernels import backend, bound
 from tandem_attn.kernels.prepare import POINTERS
 from tandem_attn.spec.inputs import Inputs
+from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.problem import Problem
 from tests.support.fake_cuda import Device, Launched, fake_cuda
 
@@ -59,12 +60,12 @@ def in_order(x: Inputs) -> tuple[torch.Tensor | None, ...]:
     return tuple(getattr(x, field.name) for field in dataclasses.fields(x))
 
 
-def relative(launched: list[Launched], x: Inputs, out: torch.Tensor, lse: torch.Tensor) -> list[object]:
+def relative(launched: list[Launched], x: Inputs, out: torch.Tensor, lse: torch.Tensor) -> list[tuple[Any, ...]]:
     """The launches of one call without what lies where: addresses as names of the tensors they belong to, or as numbers of scratch."""
     names: dict[int, object] = {
         tensor.data_ptr(): name for name, tensor in {**vars(x), "out": out, "lse": lse}.items() if tensor is not None
     }
-    found: list[object] = []
+    found: list[tuple[Any, ...]] = []
     for each in launched:
         tensors = [tensor for tensor in (x.q, x.k, x.v, out) for _ in range(len(each.descriptors) // 4)]
         maps = [(at - tensor.data_ptr(), rest) for (at, rest), tensor in zip(each.descriptors, tensors, strict=True)]
@@ -86,11 +87,17 @@ def test_launches_what_the_whole_way_does(name: str, device: Device) -> None:
     bound_call = backend.bind(p, plan, first)
     assert isinstance(bound_call, bound.Bound)
     wanted = [launches_of(device, lambda x: backend.forward(p, plan, x), x) for x in given]
-    assert wanted[0] == wanted[1] and wanted[0]
+    assert wanted[0] == wanted[1]
+    assert [launched[0] for launched in wanted[0]] == kernels_of(plan)
     assert [launches_of(device, lambda x: bound_call(in_order(x)), x) for x in (*given, first)] == [wanted[0]] * 3
 
 
-def launches_of(device: Device, call: Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]], x: Inputs) -> list[object]:
+def kernels_of(plan: Plan) -> list[str]:
+    """Names, in the order in which they are launched."""
+    return ["packed_tiles"] * plan.varlen + ["forward"] + ["combine"] * (plan.num_splits > 1)
+
+
+def launches_of(device: Device, call: Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]], x: Inputs) -> list[tuple[Any, ...]]:
     """The launches of a call."""
     device.launches.clear()
     out, lse = call(x)

@@ -49,14 +49,15 @@ class BackendUnderTest:
         narrow = {"fp32": "bf16", "fp64": "fp16"}.get(case.dtype, case.dtype)
         if not self.slow:
             return replace(case, dtype=narrow)
-        return replace(case, dtype=narrow, grad_lse=case.needs_backward)  # LSE's gradient too: then one call gives both results
+        forward: dict[str, Any] = {"backward": False, "grad_lse": False, "grad_out": "contiguous", "deterministic": False}
+        return replace(case, dtype=narrow, **forward)  # their backward is the reference's, which has cells of its own
 
 
 BACKENDS = (
     BackendUnderTest("reference"),
     BackendUnderTest("sdpa"),
     BackendUnderTest("tandem", device="cuda", kernels=True),
-    *(BackendUnderTest(emulated.PREFIX + arch, kernels=True, slow=True) for arch in emulated.CHIPS),
+    *(BackendUnderTest(emulated.PREFIX + arch, kernels=True, slow=True) for arch in ("sm_90a", "sm_100a")),  # sm_103a: test_emulated
 )
 
 

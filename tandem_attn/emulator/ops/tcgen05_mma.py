@@ -204,17 +204,18 @@ def unpack(raw: Array, bits: int) -> Array:
 
 def tmem_operand(w: Warp, cta: CTA, addresses: list[int], rows: int, kind: str) -> Array:
     """A in TMEM, 8 columns for each step; row i in lane i, or for 64 rows 16 lanes of each warp."""
+    half = half_of(addresses[0], rows, "A")
     columns = [address & 0xFFFF for address in addresses]
     if columns == list(range(columns[0], columns[0] + 8 * len(columns), 8)):
-        return to_float(_tmem_columns(w, cta, columns[0], 8 * len(columns), rows).view(f"u{ELEMENT_BYTES[kind]}"), kind)
-    return joined([to_float(_tmem_columns(w, cta, c, 8, rows).view(f"u{ELEMENT_BYTES[kind]}"), kind) for c in columns])
+        return to_float(_tmem_columns(w, cta, columns[0], 8 * len(columns), rows, half).view(f"u{ELEMENT_BYTES[kind]}"), kind)
+    return joined([to_float(_tmem_columns(w, cta, c, 8, rows, half).view(f"u{ELEMENT_BYTES[kind]}"), kind) for c in columns])
 
 
-def _tmem_columns(w: Warp, cta: CTA, first: int, count: int, rows: int) -> Array:
+def _tmem_columns(w: Warp, cta: CTA, first: int, count: int, rows: int, half: int) -> Array:
     memory = cta.tmem
     memory.require_allocated(first, count)
-    lanes: Any = slice(None) if rows == 128 else row_lanes(rows)
-    observe(w, cta, first, count, AccessKind.READ, rows)
+    lanes: Any = slice(None) if rows == 128 else row_lanes(rows) + half
+    observe(w, cta, first, count, AccessKind.READ, rows, half)
     if memory.track and not memory.written[first : first + count, lanes].all():
         report(
             w, Fault("uninitialised", f"tcgen05.mma reads A from TMEM columns {first} .. {first + count - 1}, which were not all written")
@@ -233,10 +234,18 @@ def row_lanes(rows: int) -> Array:
     return np.arange(rows) if rows == 128 else np.arange(rows) // 16 * 32 + np.arange(rows) % 16
 
 
-def observe(w: Warp, cta: CTA, column: int, columns: int, kind: AccessKind, rows: int = 128) -> None:
+def half_of(address: int, rows: int, operand: str) -> int:
+    """First lane of an operand in TMEM: 0, or 16 where 64 rows take the upper half of each warp's lanes (layout F)."""
+    lane = address >> 16
+    if lane != 0 and (lane, rows) != (16, 64):
+        raise Fault("undefined", f"the lane of the address of {operand} is {lane}: it must be 0, or 16 with 64 rows")
+    return lane
+
+
+def observe(w: Warp, cta: CTA, column: int, columns: int, kind: AccessKind, rows: int = 128, half: int = 0) -> None:
     engine = cta.machine
     if engine.observed:
-        first = np.arange(column, column + columns, dtype=np.int64)[:, None] * 128
+        first = np.arange(column, column + columns, dtype=np.int64)[:, None] * 128 + half
         starts = first + (np.arange(0, 128, 32)[None, :] if rows == 64 else np.zeros((1, 1), np.int64))
         engine.access(w, w.current, Space.TMEM, cta.linear, kind, Proxy.TENSOR, starts * 4, 64 if rows == 64 else 512)
 
@@ -278,11 +287,10 @@ def write(w: Warp, cta: CTA, work: Mma, product: Array, rows: int, disabled: int
     first = work.d & 0xFFFF
     memory = cta.tmem
     memory.require_allocated(first, columns)
-    if work.d >> 16:
-        raise Fault("undefined", f"the lane of the accumulator address is {work.d >> 16}, not 0")
+    half = half_of(work.d, 128 if folded else rows, "D")
     if fold > 1:
         product = np.concatenate([product[p * columns : (p + 1) * columns] for p in range(fold)], axis=1)
-    lanes: Any = slice(None) if rows == 128 or folded else row_lanes(rows)
+    lanes: Any = slice(None) if rows == 128 or folded else row_lanes(rows) + half
     if disabled:
         on = np.array([not disabled >> i & 1 for i in range(128)])
         chosen = np.arange(128)[lanes]
@@ -293,8 +301,8 @@ def write(w: Warp, cta: CTA, work: Mma, product: Array, rows: int, disabled: int
             Fault("uninitialised", f"tcgen05.mma accumulates on TMEM columns {first} .. {first + columns - 1}, which were not all written"),
         )
     if work.accumulate:
-        observe(w, cta, first, columns, AccessKind.READ, rows if not folded else 128)
-    observe(w, cta, first, columns, AccessKind.WRITE, rows if not folded else 128)
+        observe(w, cta, first, columns, AccessKind.READ, rows if not folded else 128, half)
+    observe(w, cta, first, columns, AccessKind.WRITE, rows if not folded else 128, half)
     cells = memory.data[first : first + columns]
     cells[:, lanes] = accumulate(work, cells[:, lanes], product)
     memory.written[first : first + columns, lanes] = True
