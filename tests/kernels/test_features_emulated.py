@@ -11,7 +11,7 @@ from tandem_attn.kernels import backend, emulated
 pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install tandem-attn[cuda]")
 pytest.importorskip("numpy", reason="the emulator needs NumPy: pip install tandem-attn[emulator]")
 
-# One for each device function; the others take minutes and run with the judge's matrix.
+# One for each device function runs with every suite; all of them, under all checks, with the judge's matrix.
 QUICK = (
     "document, causal",
     "predicate, captured tensors",
@@ -22,9 +22,21 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.judge) for name in FEATURES])
-def test_equals_truth(name: str) -> None:
+def check(name: str, checks: str) -> None:
     feature = make(name, "cpu")
     assert backend.lacks(feature.problem) is None
     plan = backend.plan(feature.problem).with_(**feature.plan)
-    assert_accurate(feature.problem, feature.inputs, *emulated.forward(feature.problem, plan, feature.inputs))
+    with emulated.settings(checks=checks):
+        results = emulated.forward(feature.problem, plan, feature.inputs)
+    assert_accurate(feature.problem, feature.inputs, *results)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_equals_truth(name: str) -> None:
+    check(name, "default")
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize("name", FEATURES)
+def test_judge_accepts(name: str) -> None:
+    check(name, "all")

@@ -328,8 +328,7 @@ def _logits(plan: gl.constexpr, args, work, s, row, n_block, masked: gl.constexp
     elif has_bias(plan):
         s = s * (args.scale_log2 * softmax.LN_2 if is_natural(plan) else args.scale_log2)
     if is_natural(plan):
-        columns = n_block * plan.tile_n + gl.arange(0, plan.tile_n, layout=gl.SliceLayout(0, layout))
-        s = s + bias.tile(args.bias_data, work.seq.batch, packing.as_column(plan, heads), queries[:, None], columns[None, :])
+        s = bias.add(s, args.bias_data, plan.bias, work.seq.batch, heads, queries, n_block * plan.tile_n)
     if plan.alibi:
         slope = packing.as_column(plan, gl.load(args.slopes + work.seq.batch * args.heads + heads)) * unit(plan)
         columns = n_block * plan.tile_n + gl.arange(0, plan.tile_n, layout=gl.SliceLayout(0, layout))
