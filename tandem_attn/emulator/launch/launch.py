@@ -81,10 +81,10 @@ class Launch:
 
     @property
     def registers(self) -> int:
-        """Registers per thread at launch: `.maxnreg`, or what the register file leaves, at most 255."""
+        """Registers per thread at launch: `.maxnreg`, or what the register file leaves, at most 255; handed out in eights (256 a warp)."""
         given = self.entry.directives.get("maxnreg")
         fits = REGISTERS_PER_SM // max(1, self.threads) // 8 * 8
-        return min(255, given[0] if given else fits)
+        return -(-min(255, given[0] if given else fits) // 8) * 8
 
     @property
     def clusters(self) -> list[list[Triple]]:

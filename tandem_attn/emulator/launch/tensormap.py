@@ -27,6 +27,7 @@ ELEMENTS: tuple[tuple[str, int], ...] = (
     ("u8", 1), ("u16", 2), ("u32", 4), ("s32", 4), ("u64", 8), ("s64", 8), ("f16", 2), ("f32", 4), ("f32", 4), ("f64", 8),
     ("bf16", 2), ("tf32", 4), ("tf32", 4), ("b4x16", 1), ("b4x16p64", 1), ("b6p2x16", 1),
 )  # fmt: skip
+_TF32 = 11
 # CUtensorMapSwizzle -> bytes of the swizzle's span; 4 .. 6 are the 128-byte modes with other atoms.
 SWIZZLE_BYTES = {0: 0, 1: 32, 2: 64, 3: 128, 4: 128, 5: 128, 6: 128}
 _NAN_TYPES = frozenset(("f16", "f32", "bf16", "f64", "tf32"))
@@ -199,6 +200,8 @@ def from_descriptor(descriptor: Any, meta: dict[str, Any] | None = None) -> byte
                 size = 1
         if ELEMENTS[element][1] != size:
             raise LaunchError(f"tensor descriptor: elements of {size} bytes where the kernel was compiled for {ELEMENTS[element][0]}")
+    if getattr(descriptor, "round_f32_to_tf32", False):  # Triton's, of float32 tensors
+        element = _TF32
     origin = address(tensor) + getattr(descriptor, "offset", 0)
     nan = getattr(descriptor, "padding", "zero") == "nan"
     lower, upper = (getattr(descriptor, f"pixel_box_{name}_corner", None) for name in ("lower", "upper"))

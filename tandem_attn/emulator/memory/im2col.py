@@ -32,6 +32,7 @@ class Columns:
             raise Fault("undefined", "interleaved layouts are not modelled")
         self.memory, self.tensor = memory, tensor
         self.channels, self.pixels = tensor.box[0], tensor.box[1]
+        self.global_bytes = self.shared_bytes = tensor.size  # of an element
         self.row = self.channels * tensor.size
         self.size = self.pixels * self.row
         channel = coordinates[0]

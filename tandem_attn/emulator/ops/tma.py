@@ -129,11 +129,12 @@ def load(ins: Instruction) -> Handler:
                 for box in boxes:
                     observe_global(w, box, AccessKind.READ)
                 raw = np.concatenate([box.load() for box in boxes]) if len(boxes) > 1 else boxes[0].load()
+                arrived = raw.size * boxes[0].global_bytes // boxes[0].shared_bytes  # padding of packed elements does not count
                 for rank in ranks:
                     cta = w.cta.peer(rank)
                     write_shared(w, cta, where[0] & OFFSET_MASK, raw, boxes[0].row, tensor)
                     signalled = where[1] >> RANK_SHIFT if not multicast else rank & ~1 | where[1] >> RANK_SHIFT & 1 if pair else rank
-                    mbarrier.complete_tx(w, w.cta.peer(signalled), where[1] & OFFSET_MASK, raw.size)
+                    mbarrier.complete_tx(w, w.cta.peer(signalled), where[1] & OFFSET_MASK, arrived)
                 w.cta.machine.statistics.tma_bytes += raw.size * len(ranks)
 
             w.cta.machine.engine.submit(AsyncOp("tma-load", w, w.lane_bits(m), ins.index, [stage]))

@@ -11,14 +11,36 @@ def add(s, bias, element: gl.constexpr, batch, head, row, n_start):
     ``bias`` holds its address, rows and columns, and the strides of batch, head, row and column. In assembly, as ``masks.hide_columns``:
     two addresses walk along the rows, where a tensor of addresses would take all registers.
     """
+    address, inside, step, stop = _walk(bias, element, batch, head, row, n_start)
+    asm: gl.constexpr = _add_asm(s.type.shape[1] // 2, element)
+    return gl.inline_asm(asm, ("=&f", "f", "l", "r", "l", "r"), [s, address, inside, step, stop], s.type, is_pure=False)
+
+
+@gluon.jit
+def add_to_row(s, bias, element: gl.constexpr, batch, head, row, n_start):
+    """``add`` where one thread holds a row of s (M, N)."""
+    address, inside, step, stop = _walk(bias, element, batch, head, row, n_start)
+    asm: gl.constexpr = _add_to_row_asm(s.type.shape[1], element)
+    return gl.inline_asm(asm, ("=&f", "f", "l", "r", "l", "r"), [s, address, inside, step, stop], s.type, is_pure=False)
+
+
+@gluon.jit
+def _walk(bias, element: gl.constexpr, batch, head, row, n_start):
+    """Where each row's elements start, whether the bias has the row, the bytes between columns, and how many columns there are."""
     size: gl.constexpr = 4 if element == "float32" else 2
     first = batch.to(gl.int64) * bias[3] + head.to(gl.int64) * bias[4] + row.to(gl.int64) * bias[5] + n_start.to(gl.int64) * bias[6]
-    address = bias[0].to(gl.int64) + first * size
-    inside = (row < bias[1]).to(gl.int32)
-    asm: gl.constexpr = _add_asm(s.type.shape[1] // 2, element)
-    return gl.inline_asm(
-        asm, ("=&f", "f", "l", "r", "l", "r"), [s, address, inside, bias[6] * size, bias[2] - n_start], s.type, is_pure=False
-    )
+    return bias[0].to(gl.int64) + first * size, (row < bias[1]).to(gl.int32), bias[6] * size, bias[2] - n_start
+
+
+@gluon.constexpr_function
+def _add_to_row_asm(count, element):
+    address, inside, step, stop = (f"${2 * count + i}" for i in range(4))
+    lines = ["{ .reg .pred row, known; .reg .b64 at; .reg .b16 half; .reg .f32 x;", f"mov.b64 at, {address};"]
+    lines.append(f"setp.ne.s32 row, {inside}, 0;")
+    for i in range(count):
+        lines += [f"setp.gt.and.s32 known, {stop}, {i}, row;", "mov.f32 x, 0f00000000;", *_load("at", element)]
+        lines += [f"add.f32 ${i}, ${count + i}, x;", f"add.s64 at, at, {step};"]
+    return "\n".join([*lines, "}"])
 
 
 @gluon.constexpr_function

@@ -126,15 +126,13 @@ def _logits(plan: gl.constexpr, args, work, s, place, n_block, masked):
     elif has_bias(plan):
         s = s * (scale * online.LN_2 if is_natural(plan) else scale)
         scale = gl.to_tensor(1.0)
-    heads = packing.as_column(plan, place.heads)
     if is_natural(plan):
-        columns = n_start + gl.arange(0, plan.tile_n, layout=gl.SliceLayout(0, s.type.layout))
-        s = s + bias.tile(args.bias_data, work.seq.batch, heads, place.queries[:, None], columns[None, :])
+        s = bias.add_to_row(s, args.bias_data, plan.bias, work.seq.batch, place.heads, place.queries, n_start)
     if plan.alibi:
         slope = gl.load(args.slopes + work.seq.batch * args.heads + place.heads) * unit(plan)
         distance = (place.queries + (work.seq.k.used - work.seq.q.used) - n_start).to(gl.float32)
         s = row_masks.add_alibi(s, scale, slope, distance)
-    site = predicates.Site(work.seq.batch, heads, args.mask_data)
+    site = predicates.Site(work.seq.batch, packing.as_column(plan, place.heads), args.mask_data)
     s = row_masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, place.queries, n_start, masked, site)
     return s, scale
 
