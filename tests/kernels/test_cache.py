@@ -212,7 +212,7 @@ def test_triton_writes_elsewhere_where_it_cannot(monkeypatch: pytest.MonkeyPatch
         return source
 
     monkeypatch.setattr(triton, "compile", compile_)
-    assert kernels._translated(triton, "source", None, {}) == "source"
+    assert kernels._translated(triton, "source", "H200", {}) == "source"
     assert places[0] != places[1] and triton.knobs.cache.dir == places[0] and not Path(places[1]).exists()
 
 

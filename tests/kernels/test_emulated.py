@@ -11,6 +11,7 @@ import tandem_attn
 from tandem_attn.api.backends import ORDER
 from tandem_attn.kernels import emulated
 from tandem_attn.kernels.compile import Kernel
+from tandem_attn.spec.masks import Predicate
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.problem import Problem
 
@@ -39,6 +40,7 @@ def test_auto_never_takes_one() -> None:
     [
         ({"device": "cuda"}, "devices other than the CPU"),
         ({"dtype": "float32"}, "float32"),
+        ({"mask": Predicate(lambda b, h, i, j: i > 0 and j > 0)}, "a mask with a decision by value"),
         ({"head_dim": 12, "head_dim_v": 12}, "head_dim=12 (multiples of 8)"),
     ],
 )

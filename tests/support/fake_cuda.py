@@ -52,22 +52,16 @@ class Launched:
 
 @dataclass
 class Device:
-    """State of the stand-in: what was loaded and launched, how many descriptors were encoded, and what a test may set."""
+    """State of the stand-in: what was launched, how many descriptors were encoded, and what a test may set."""
 
     launches: list[Launched] = field(default_factory=list)  # of forwards
     order: list[str] = field(default_factory=list)  # names of all kernels, as launched
-    names: dict[int, str] = field(default_factory=dict)  # of loaded functions
     encoded: int = 0
     index: int | None = None  # of the current device; CPU tensors have None
     stream: int = 0x5EED
     capturing: bool = False
     recording: bool = True
     counters: dict[int, Tensor] = field(default_factory=dict)
-
-    def load_function(self, cubin: bytes, name: str, shared_bytes: int) -> int:  # noqa: ARG002
-        function = len(self.names) + 1
-        self.names[function] = name
-        return function
 
     def counter(self, device: int, stream: int) -> Tensor:  # noqa: ARG002
         return self.counters.setdefault(stream, torch.zeros(1, dtype=torch.int32))
@@ -78,6 +72,15 @@ class Device:
         return address.to_bytes(8, "little") + hashlib.sha256(rest).digest() + bytes(cuda.TENSOR_MAP_BYTES - 40)
 
 
+_names: dict[int, str] = {}  # of loaded functions, which stay loaded from one stand-in to the next
+
+
+def _load_function(cubin: bytes, name: str, shared_bytes: int) -> int:
+    function = len(_names) + 1
+    _names[function] = name
+    return function
+
+
 def _launch_class(device: Device) -> type:
     class Launch:
         def __init__(self, function: int, threads: int, shared_bytes: int, params: Any) -> None:  # noqa: ARG002
@@ -86,7 +89,7 @@ def _launch_class(device: Device) -> type:
         def __call__(self, grid: int, stream: int) -> None:
             if not device.recording:
                 return
-            device.order.append(device.names[self.function])
+            device.order.append(_names[self.function])
             if device.order[-1] == FORWARD:
                 device.launches.append(Launched.read(self.function, grid, stream, self.params))
 
@@ -99,7 +102,7 @@ def fake_cuda() -> Iterator[Device]:
     device = Device()
     patches = (
         (cuda, "tensor_map", device.tensor_map),
-        (cuda, "load_function", device.load_function),
+        (cuda, "load_function", _load_function),
         (cuda, "Launch", _launch_class(device)),
         (backend, "_sms", lambda _: 132),
         (backend, "_counter", device.counter),
