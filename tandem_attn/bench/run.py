@@ -163,4 +163,4 @@ def fastest_peer(rates: dict[str, float]) -> str | None:
 def ratio(rates: dict[str, float]) -> float | None:
     """Ours over the fastest peer; None where one of them did not run."""
     peer = fastest_peer(rates)
-    return None if peer is None or ours.NAME not in rates else round(rates[ours.NAME] / rates[peer], 4)
+    return None if peer is None or ours.NAME not in rates else float(f"{rates[ours.NAME] / rates[peer]:.4g}")
