@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types unit judge mutation clean help
+.PHONY: demo test lint types unit judge blackwell mutation clean help
 
 help:
 	@sed -n '1,4p' Makefile
@@ -46,6 +46,10 @@ unit: $(VENV)/.test $(VENV)/.demo
 
 judge: $(VENV)/.test
 	$(BIN)/pytest -n 2 -m judge
+
+blackwell: $(VENV)/.test
+	TANDEM_UNPROVEN=1 $(BIN)/pytest -m cuda tests/kernels/test_forward_sm100_cuda.py
+	TANDEM_UNPROVEN=1 $(BIN)/tandem bench --backend tandem --out blackwell.json
 
 mutation: $(VENV)/.test
 	$(BIN)/python -m tools.mutation --json mutation.json --clean 500

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from tandem_attn._version import __version__
 from tandem_attn.api.backends import supports
+from tandem_attn.kernels import backend
 from tandem_attn.spec.problem import Problem
 
 
@@ -84,8 +85,13 @@ def _devices() -> list[Finding]:
 def _gpu(index: int) -> Finding:
     major, minor = torch.cuda.get_device_capability(index)
     name = f"{torch.cuda.get_device_name(index)}, sm_{major}{minor}, CUDA {torch.version.cuda}"
-    own = "tandem, sdpa, reference" if (major, minor) == (9, 0) else "sdpa, reference (no kernel of our own runs on it)"
-    return Finding(f"cuda:{index}", name, f"backends {own}")
+    chip = backend.CHIPS.get((major, minor))
+    if chip is None:
+        return Finding(f"cuda:{index}", name, "backends sdpa, reference (no kernel of our own runs on it)")
+    if chip not in backend.PROVEN:
+        fix = "make blackwell, in a checkout: checks and times our kernels on it, which nobody has done yet"
+        return Finding(f"cuda:{index}", name, f"backends sdpa, reference (tandem with {backend.UNPROVEN}=1)", fix)
+    return Finding(f"cuda:{index}", name, "backends tandem, sdpa, reference")
 
 
 def _backends() -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 from dataclasses import replace
 
 import torch
@@ -15,17 +16,18 @@ from tandem_attn.kernels.bound import bind as make_bound
 from tandem_attn.kernels.compile import TRITON, compiled
 from tandem_attn.kernels.forward import attend
 from tandem_attn.kernels.prepare import prepare
-from tandem_attn.spec.arch import get_arch
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Inputs
-from tandem_attn.spec.mask_tree import Opaque, has_data, lower
+from tandem_attn.spec.mask_tree import has_data, lower
 from tandem_attn.spec.plan import FORWARD, Launch, Plan, Schedule, ScheduleKind
 from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.predicates import UntraceableError
 from tandem_attn.spec.problem import Problem
 
-CHIP = "H200"  # that GPU launches are planned for
-_HOPPER_ONLY = {"cache": "a KV cache", "bias": "a bias"}
+CHIP = "H200"  # planned for where there is no GPU
+CHIPS = {(9, 0): CHIP, (10, 0): "B200", (10, 3): "B300"}  # by compute capability: what launches are planned for
+PROVEN = (CHIP,)  # chips that the kernels have been run on
+UNPROVEN = "TANDEM_UNPROVEN"  # environment variable that lets them run on the others
 _MAX_ROWS = 1 << 28  # coordinates and tile numbers are int32
 
 
@@ -33,18 +35,27 @@ def missing(problem: Problem) -> str | None:
     """What the forward of the problem asks for that the kernels lack; None: they serve it."""
     if problem.device != "cuda":
         return "devices other than CUDA"
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        return "GPUs other than compute capability 9.0"
-    return uncovered(problem)
+    if not torch.cuda.is_available() or _chip_of(torch.cuda.current_device()) is None:
+        return "GPUs other than compute capability 9.0, 10.0 and 10.3"
+    if chip_here() not in PROVEN and not os.environ.get(UNPROVEN):
+        return f"a run on {chip_here()}, which nobody has made yet (docs/blackwell_forward.md; {UNPROVEN}=1 in the environment allows it)"
+    return uncovered(problem, chip_here())
+
+
+def chip_here() -> str:
+    """The chip that a launch on the current device is planned for."""
+    found = _chip_of(torch.cuda.current_device()) if torch.cuda.is_available() else None
+    return found or CHIP
+
+
+@functools.cache
+def _chip_of(device: int) -> str | None:
+    return CHIPS.get(torch.cuda.get_device_capability(device))
 
 
 def uncovered(problem: Problem, chip: str = CHIP) -> str | None:
     """What a chip's kernels, or this machine's Triton, lack for the forward of a problem, wherever it is to run."""
     return _no_triton() or lacks(problem, chip)
-
-
-def _is_hopper(chip: str) -> bool:
-    return (get_arch(chip).capability or (0,))[0] == 9
 
 
 @functools.cache
@@ -72,10 +83,6 @@ def _without_data(problem: Problem) -> Problem:
 @functools.lru_cache(maxsize=4096)
 def _lacks(problem: Problem, chip: str) -> str | None:
     found = [] if problem.dtype in ("float16", "bfloat16") else [problem.dtype]
-    if not _is_hopper(chip):
-        found += [words for name, words in _HOPPER_ONLY.items() if getattr(problem, name)]
-        found += [f"the mask {problem.mask.code}"] if any(isinstance(leaf, Opaque) for leaf in problem.mask.leaves()) else []
-        found += [] if problem.scale_value > 0 else [f"scale={problem.scale_value:g} (only positive scales)"]
     for name in ("head_dim", "head_dim_v"):
         if getattr(problem, name) % 8:
             found.append(f"{name}={getattr(problem, name)} (multiples of 8)")
@@ -89,15 +96,14 @@ def _lacks(problem: Problem, chip: str) -> str | None:
     return ", ".join(found) or None
 
 
-def plan(problem: Problem, direction: str = FORWARD, chip: str = CHIP) -> Plan:  # noqa: ARG001
-    """How the forward of a problem is computed; a backward that is not ours needs no plan, and gets this one too."""
-    return _plan(_without_data(problem), chip)
+def plan(problem: Problem, direction: str = FORWARD, chip: str = "") -> Plan:  # noqa: ARG001
+    """How the forward of a problem is computed, by default on the current device; a backward, which is not ours, gets this plan too."""
+    return _plan(_without_data(problem), chip or chip_here())
 
 
 @functools.lru_cache(maxsize=4096)
 def _plan(problem: Problem, chip: str) -> Plan:
-    fixed = {} if _is_hopper(chip) else {"num_splits": 1, "pack_gqa": 1}
-    chosen = make_plan(problem, chip, direction=FORWARD, **fixed).plan
+    chosen = make_plan(problem, chip, direction=FORWARD).plan
     if problem.varlen and chosen.schedule.launch is Launch.NONE:  # how many tiles there are is known on the device only
         return chosen.with_(schedule=Schedule(ScheduleKind.LPT, Launch.DYNAMIC))
     return chosen
@@ -112,7 +118,7 @@ def bind(problem: Problem, plan: Plan, inputs: Inputs) -> Bound | None:
     """The forward for calls with other tensors of the same properties; None where each call has to be prepared by itself."""
     device = inputs.q.device.index
     with torch.cuda.device(device):
-        return make_bound(compiled(plan), problem, plan, inputs, device, _sms(device), _eager_counter)
+        return make_bound(compiled(plan), problem, plan, inputs, device, _sms(device) // plan.cta_group, _eager_counter)
 
 
 def _launch(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor) -> None:
@@ -122,7 +128,8 @@ def _launch(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tens
             return _launch(problem, plan, inputs, out, lse)
     kernel = compiled(plan)
     stream = torch.cuda.current_stream().cuda_stream
-    launch.run(prepare(kernel, problem, plan, inputs, out, lse, sms=_sms(device), counter=_counter(device, stream)), device, stream)
+    clusters = _sms(device) // plan.cta_group
+    launch.run(prepare(kernel, problem, plan, inputs, out, lse, sms=clusters, counter=_counter(device, stream)), device, stream)
     return None
 
 

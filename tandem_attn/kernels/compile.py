@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import hashlib
 import importlib
 import importlib.metadata
@@ -121,9 +120,7 @@ def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     source = GluonASTSource(entry, signature, {(entry.arg_names.index(name),): value for name, value in constants.items()})
     options: dict[str, Any] = {"num_warps": WARPGROUP, "num_ctas": plan.cta_group, "maxnreg": entry_registers(plan)}
     options |= {"enable_fp_fusion": True} | ({"instrumentation_mode": "consan"} if consan else {})
-    kernel = _kernel(plan, _translated(triton, source, plan.arch, options), types.values())
-    gc.collect()  # Triton leaves cycles around its compiler's objects, which would be reported as leaks when the process ends
-    return kernel
+    return _kernel(plan, _translated(triton, source, plan.arch, options), types.values())
 
 
 def _build_helper(helper: Helper) -> Kernel:

@@ -106,29 +106,29 @@ def _run(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor)
     return execute(launch, chosen)
 
 
-def execute(launch: LaunchDescription, chosen: Settings) -> Result:
-    """Runs a launch in the emulator, with those before and after it. The tensors are changed in place.
+def execute(launch: LaunchDescription, chosen: Settings, **options: Any) -> Result:
+    """Runs a launch in the emulator, with those before and after it; ``options`` are others of ``emulator.run``, for the launch itself.
 
-    The result is the launch's own, or that of the first one beside it that is not ok.
+    The tensors are changed in place. The result is the launch's own, or that of the first one beside it that is not ok.
     """
     for each in launch.before:
         first = execute(each, chosen)
         if not first.ok:
             return first
-    own = _execute_one(launch, chosen)
+    own = _execute_one(launch, chosen, **options)
     if not own.ok:
         return own
     return next((result for result in (execute(each, chosen) for each in launch.after) if not result.ok), own)
 
 
-def _execute_one(launch: LaunchDescription, chosen: Settings) -> Result:
+def _execute_one(launch: LaunchDescription, chosen: Settings, **options: Any) -> Result:
     from tandem_attn import emulator
 
     kernel = launch.kernel
     return emulator.run(
         kernel.ptx, arguments(launch), launch.grid * kernel.ctas, block=kernel.threads, cluster=kernel.ctas, shared=kernel.shared_bytes,
         checks=chosen.checks, schedule=chosen.schedule, seed=chosen.seed, backend=chosen.engine,
-        trace=chosen.trace, progress=chosen.progress,
+        trace=chosen.trace, progress=chosen.progress, **options,
     )  # fmt: skip
 
 

@@ -176,6 +176,8 @@ def _tiles(problem: Problem, plan: Plan, pack: int) -> int:
 
 
 def _pack_gqa(problem: Problem, arch: Arch, plan: Plan) -> tuple[int, str]:  # noqa: ARG001
+    if plan.cta_group == 2:
+        return 1, ""
     ratio = max(n for n in range(1, plan.tile_m + 1) if problem.heads_per_kv % n == 0)  # a query's heads lie in one tile
     packed, apart = _tiles(problem, plan, ratio), _tiles(problem, plan, 1)
     if ratio == 1 or 2 * packed > apart:

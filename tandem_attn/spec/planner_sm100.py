@@ -8,6 +8,7 @@ from typing import Any
 
 from tandem_attn.spec.arch import Arch
 from tandem_attn.spec.exp2 import Exp2Split
+from tandem_attn.spec.masks import Full, Window
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.planner_rules import (
     ALL_THAT_FIT,
@@ -21,6 +22,8 @@ from tandem_attn.spec.planner_rules import (
     forward_smem,
     kv_stages_that_fit,
     p_parts,
+    page_rows,
+    reads_elements,
     too_large,
     uneven,
 )
@@ -29,6 +32,7 @@ from tandem_attn.spec.resources import Packer, Region, Role, chunks
 
 _F32 = 4
 _DISPATCH_BYTES = 1024  # what Gluon keeps in shared memory to start its roles with; with the barriers 0.6 to 0.9 KB in the kernels compiled
+_NARROW = 64  # keys of a block whose scores meet a bias or a table element each: a row of them must fit a thread beside its scores
 _PAIR_HEAD_DIM = 128  # from here on a CTA pair pays: below, K and V tiles are small and the exponential decides alone
 _DQ_COLUMNS, _DQ_STAGES = 32, 2  # dQ leaves tensor memory in slices of 32 columns, one being written while one is added
 
@@ -50,7 +54,9 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     smem.add("row stats", stats)
     smem.add("barriers", BARRIER_BYTES)
     smem.add("arguments", _DISPATCH_BYTES)
-    fields = dict(point)
+    if tile_n > _NARROW and (problem.bias or reads_elements(base["mask"])):
+        return None
+    fields = point | {"page_rows": page_rows(problem, tile_n)}
     technique = {"exp2": _exp2(problem, arch), "rescale_rows": 32, "p_parts": p_parts(tile_n, e)}
     tmem = _forward_tmem(q_stages, tile_n, dv, e)
     return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(q_stages), "smem": smem.regions, "tmem": tmem})
@@ -62,6 +68,8 @@ def _pair_objection(problem: Problem, rows: int) -> str:
         return "the exponential decides alone"
     if uneven(problem) or problem.seqused or problem.page_size:
         return "the two CTAs of a pair would have unlike work or scattered keys"
+    if problem.bias or any(not isinstance(leaf, Full | Window) for leaf in problem.mask.leaves()):
+        return "what scores meet is read from memory, which decides alone"
     return "" if problem.seqlen_q > rows else "one CTA covers all queries"
 
 

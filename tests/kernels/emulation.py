@@ -120,6 +120,8 @@ def random_inputs(p: Problem, spread: float = 1.0, seed: int = 0) -> Inputs:
 def run(p: Problem, plan: Plan, inputs: Inputs, *, clusters: int = 2, plain: bool = False, **options: Any) -> tuple[Tensor, Tensor, Result]:
     """O, LSE and the emulator's verdict. O starts as NaN wherever the kernel must write it."""
     results: list[Result] = []
+    others = {name: options.pop(name) for name in ("observers", "resident_ctas") if name in options}
+    settings = emulated.Settings(**{"checks": "default", **options})
 
     def execute(p: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor) -> None:
         if not p.varlen:
@@ -127,9 +129,7 @@ def run(p: Problem, plan: Plan, inputs: Inputs, *, clusters: int = 2, plain: boo
             lse.fill_(float("nan"))
         kernel = compiled(plan, plain=plain)
         counter = torch.zeros(1, dtype=torch.int32)
-        results.append(
-            emulated.execute(prepare(kernel, p, plan, inputs, out, lse, sms=clusters, counter=counter), emulated.Settings(**options))
-        )
+        results.append(emulated.execute(prepare(kernel, p, plan, inputs, out, lse, sms=clusters, counter=counter), settings, **others))
         assert counter.item() == 0
 
     out, lse = attend(p, plan, inputs, execute)

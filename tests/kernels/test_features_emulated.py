@@ -1,4 +1,4 @@
-"""Every feature of the Hopper forward, its compiled PTX executed by the emulator, against the fp64 truth."""
+"""Every feature of the forward kernels, their compiled PTX executed by the emulator, against the fp64 truth."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from accuracy import assert_accurate
 from features import FEATURES, make
 
 from tandem_attn.kernels import backend, emulated
+from tandem_attn.spec.plan import FORWARD
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install tandem-attn[cuda]")
 pytest.importorskip("numpy", reason="the emulator needs NumPy: pip install tandem-attn[emulator]")
@@ -22,21 +23,25 @@ QUICK = (
 )
 
 
-def check(name: str, checks: str) -> None:
+QUICK_BLACKWELL = ("predicate, captured tensors", "splits, packed lengths", "pages of 16, leftpad")
+
+
+def check(name: str, chip: str, checks: str) -> None:
     feature = make(name, "cpu")
-    assert backend.lacks(feature.problem) is None
-    plan = backend.plan(feature.problem).with_(**feature.plan)
+    assert backend.lacks(feature.problem, chip) is None
+    plan = backend.plan(feature.problem, FORWARD, chip).with_(**feature.plan)
     with emulated.settings(checks=checks):
         results = emulated.forward(feature.problem, plan, feature.inputs)
     assert_accurate(feature.problem, feature.inputs, *results)
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_equals_truth(name: str) -> None:
-    check(name, "default")
+@pytest.mark.parametrize(("name", "chip"), [*((name, "H200") for name in QUICK), *((name, "B200") for name in QUICK_BLACKWELL)])
+def test_equals_truth(name: str, chip: str) -> None:
+    check(name, chip, "default")
 
 
 @pytest.mark.judge
+@pytest.mark.parametrize("chip", ["H200", "B200"])
 @pytest.mark.parametrize("name", FEATURES)
-def test_judge_accepts(name: str) -> None:
-    check(name, "all")
+def test_judge_accepts(name: str, chip: str) -> None:
+    check(name, chip, "all")

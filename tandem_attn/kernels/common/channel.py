@@ -44,6 +44,12 @@ def cluster_split(plan, dim, rank=2):
     return (tuple(int(i == dim) for i in range(rank)),) if plan.cta_group == 2 else ()
 
 
+@gluon.constexpr_function
+def in_each_cta(plan):
+    """Layout bases of shared memory of which each CTA of a pair has its own."""
+    return [[0]] if plan.cta_group == 2 else []
+
+
 @aggregate
 class Channel:
     """Slots with a ``ready`` and an ``empty`` barrier each."""
@@ -115,6 +121,14 @@ class Sender:
     @gluon.jit
     def wait_empty(self):
         mbarrier.wait(self.channel.empty.index(self.index), self.phase)
+
+    @gluon.jit
+    def drain(self):
+        """Waits until every slot is empty: nobody, above all no other CTA, then arrives here any more."""
+        out = self
+        for _ in gl.static_range(self.channel.stages):
+            out.wait_empty()
+            out = out.next()
 
     @gluon.jit
     def slot(self):

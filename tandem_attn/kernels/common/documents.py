@@ -79,18 +79,31 @@ def hide(s, seen: gl.constexpr, site, row, n_start, seqlen_k):
 
     In assembly, as ``masks.hide_columns``: 32 loads whose columns are constants, none of them held through the loop.
     """
+    ids, keys, stop = compared(seen, site, row, n_start, seqlen_k)
+    bits: gl.constexpr = id_bits(seen)
+    asm: gl.constexpr = _hide_asm(s.type.shape[1] // 2, seen.args[1].element, bits)
+    operand: gl.constexpr = "l" if bits == 64 else "r"
+    return gl.inline_asm(asm, ("=&f", "f", operand, "l", "r"), [s, ids, keys, stop], s.type, is_pure=False)
+
+
+@gluon.constexpr_function
+def id_bits(seen):
+    """Bits in which ids are compared."""
+    return 64 if seen.args[0].element == "i64" or seen.args[1].element == "i64" else 32
+
+
+@gluon.jit
+def compared(seen: gl.constexpr, site, row, n_start, seqlen_k):
+    """Ids of queries ``row``, the pointer to those of the keys from ``n_start`` on, and how many keys there have one."""
     of_queries: gl.constexpr = seen.args[0]
     of_keys: gl.constexpr = seen.args[1]
     ids = predicates.evaluate(of_queries, site, row, row)
     keys = site.data[of_keys.at] + site.batch.to(gl.int64) * site.data[of_keys.at + 3] + n_start
     stop = gl.minimum(seqlen_k, site.data[of_keys.at + 2])
     stop = gl.where(site.batch < site.data[of_keys.at + 1], stop, 0) - n_start
-    bits: gl.constexpr = 64 if of_queries.element == "i64" or of_keys.element == "i64" else 32
-    if bits == 64:
+    if id_bits(seen) == 64:
         ids = ids.to(gl.int64)
-    asm: gl.constexpr = _hide_asm(s.type.shape[1] // 2, of_keys.element, bits)
-    operand: gl.constexpr = "l" if bits == 64 else "r"
-    return gl.inline_asm(asm, ("=&f", "f", operand, "l", "r"), [s, ids, keys, stop], s.type, is_pure=False)
+    return ids, keys, stop
 
 
 @gluon.constexpr_function

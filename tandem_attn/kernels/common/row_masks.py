@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tandem_attn.kernels.common import masks, softmax
+from tandem_attn.kernels.common import documents, masks, softmax
 
 
 @gluon.constexpr_function
@@ -37,11 +37,53 @@ def _has_left(tree, which):
 
 
 @gluon.jit
-def hide(s, tree: gl.constexpr, scalars, seq, row, n_start, masked):
+def hide(s, tree: gl.constexpr, scalars, seq, row, n_start, masked, site):
     """Scores s (M, N) of one row a thread, with -inf where a query sees no key; untouched if ``masked`` is 0.
 
-    ``row`` (M,) are the queries, ``n_start`` is the first key, both within the sequence.
+    ``row`` (M,) are the queries, ``n_start`` is the first key, both within the sequence. ``site`` is read by masks that read data.
     """
+    if not masks.reads_data(tree):
+        return _hide_windows(s, tree, scalars, seq, row, n_start, masked)
+    elif tree.kind == "and":  # one after the other: fewer registers than the conjunction of all elements
+        s = hide(s, tree.a, scalars, seq, row, n_start, masked, site)
+        return hide(s, tree.b, scalars, seq, row, n_start, masked, site)
+    elif tree.kind == "document":
+        return _hide_documents(s, tree.seen, site, row, n_start, seq.k.used, masked)
+    else:
+        if masked != 0:
+            j = (n_start + gl.arange(0, s.type.shape[1], layout=gl.SliceLayout(0, s.type.layout)))[None, :]
+            seen = (j < seq.k.used) & masks.allowed(tree, scalars, seq.q.used, seq.k.used, row[:, None], j, site)
+            s = gl.where(seen, s, float("-inf"))
+        return s
+
+
+@gluon.jit
+def _hide_documents(s, seen: gl.constexpr, site, row, n_start, seqlen_k, masked):
+    """``documents.hide`` where one thread holds a row: every thread loads the ids of all keys, the same in all of them."""
+    ids, keys, stop = documents.compared(seen, site, row, n_start, seqlen_k)
+    bits: gl.constexpr = documents.id_bits(seen)
+    asm: gl.constexpr = _other_documents(s.type.shape[1], seen.args[1].element, bits)
+    operand: gl.constexpr = "l" if bits == 64 else "r"
+    return gl.inline_asm(asm, ("=&f", "f", operand, "l", "r", "r"), [s, ids, keys, stop, masked], s.type)
+
+
+@gluon.constexpr_function
+def _other_documents(count, element, bits):
+    ids, keys, stop, masked = (f"${2 * count + i}" for i in range(4))
+    size = 8 if element == "i64" else 4
+    widen = "cvt.s64.s32" if bits > 8 * size else f"mov.b{bits}"
+    lines = [f"{{ .reg .pred skip, inside, same; .reg .b{8 * size} loaded; .reg .b{bits} id;"]
+    lines += [f"mov.f32 ${i}, ${count + i};" for i in range(count)]
+    lines += [f"setp.eq.s32 skip, {masked}, 0;", "@skip bra.uni done${:uid};"]
+    for i in range(count):
+        lines += [f"setp.gt.s32 inside, {stop}, {i};", f"mov.b{8 * size} loaded, 0;"]
+        lines += [f"@inside ld.global.b{8 * size} loaded, [{keys} + {i * size}];", f"{widen} id, loaded;"]
+        lines += [f"setp.eq.and.b{bits} same, id, {ids}, inside;", f"selp.f32 ${i}, ${i}, 0fFF800000, same;"]
+    return "\n".join([*lines, "done${:uid}:", "}"])
+
+
+@gluon.jit
+def _hide_windows(s, tree: gl.constexpr, scalars, seq, row, n_start, masked):
     out = _hide(s, tree, 0, scalars, seq, row, n_start, masked)
     for which in gl.static_range(1, _alternatives(tree)):
         out = gl.maximum(out, _hide(s, tree, which, scalars, seq, row, n_start, masked))
@@ -72,16 +114,24 @@ def _narrowed(window: gl.constexpr, scalars, seq, row, start, stop):
 
 @gluon.constexpr_function
 def _outside(count, bounded):
-    """A branch around one predicated move a column, with the column numbers as constants; a Gluon ``if`` becomes selects in every block."""
+    """A branch around selects by the bits of words, which ptxas turns into predicates seven at a time; a Gluon ``if`` becomes selects in
+    every block, and comparisons of column numbers cost one instruction a column more."""
     start, stop, masked = (f"${2 * count + i}" for i in range(3))
-    lines = ["{ .reg .pred skip, hidden;", *(f"mov.f32 ${i}, ${count + i};" for i in range(count))]
-    lines += [f"setp.eq.s32 skip, {masked}, 0;", "@skip bra.uni seen${:uid};"]
-    for i in range(count):
-        lines.append(f"setp.le.s32 hidden, {stop}, {i};")
+    lines = ["{ .reg .pred skip, seen; .reg .b32 edge, word, bit;", *(f"mov.f32 ${i}, ${count + i};" for i in range(count))]
+    lines += [f"setp.eq.s32 skip, {masked}, 0;", "@skip bra.uni done${:uid};"]
+    for first in range(0, count, 32):
+        lines += _bits_below("word", stop, first)
         if bounded:
-            lines.append(f"setp.gt.or.s32 hidden, {start}, {i}, hidden;")
-        lines.append(f"@hidden mov.f32 ${i}, 0fFF800000;")
-    return "\n".join([*lines, "seen${:uid}:", "}"])
+            lines += [*_bits_below("bit", start, first), "not.b32 bit, bit;", "and.b32 word, word, bit;"]
+        for i in range(first, min(first + 32, count)):
+            lines += [f"and.b32 bit, word, {1 << (i - first)};", "setp.ne.u32 seen, bit, 0;", f"selp.f32 ${i}, ${i}, 0fFF800000, seen;"]
+    return "\n".join([*lines, "done${:uid}:", "}"])
+
+
+@gluon.constexpr_function
+def _bits_below(word, column, first):
+    """Bits of the columns from ``first`` on that lie before ``column`` (PTX ISA: bmsk)."""
+    return [f"sub.s32 edge, {column}, {first};", "max.s32 edge, edge, 0;", f"bmsk.clamp.b32 {word}, 0, edge;"]
 
 
 @gluon.jit

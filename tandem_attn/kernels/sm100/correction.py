@@ -4,13 +4,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from tandem_attn.kernels.common import ptx
-from tandem_attn.kernels.common.copies import store_tile
+from tandem_attn.kernels.common import packing, ptx, splits
+from tandem_attn.kernels.common.arguments import work_at
 from tandem_attn.kernels.common.scheduler import receive_tile
-from tandem_attn.kernels.sm90.forward import work_at
-from tandem_attn.kernels.sm100 import memory
+from tandem_attn.kernels.sm100 import memory, twins
 from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
-from tandem_attn.kernels.sm100.softmax import row_layout, tile_type
+from tandem_attn.kernels.sm100.softmax import part_rows, place_of, row_layout, tile_type
+from tandem_attn.kernels.sm100.visits import apart, visit_of, visit_of_all
 
 RESCALE_COLUMNS = gl.constexpr(32)  # of O held in registers at a time
 STORE_COLUMNS = gl.constexpr(16)
@@ -26,17 +26,31 @@ def correction(plan: gl.constexpr, args, pipe):
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
-        stop = ptx.uniform(work.visit.stop)
-        start = ptx.uniform(work.visit.start)
-        for n_block in range(start, stop):
-            a = _rescale(plan, pipe.tmem, 0, a, lane_row, n_block != start)
+        every = visit_of_all(work)
+        visit_a = visit_of(plan, args, work, 0)
+        visit_b = visit_of(plan, args, work, plan.q_stages - 1)
+        n_block = every.stop
+        for _ in range(every.start, every.stop):
+            n_block -= 1
+            a = _rescale_visited(plan, pipe.tmem, 0, a, lane_row, visit_a, n_block)
             if two:
-                b = _rescale(plan, pipe.tmem, 1, b, lane_row, n_block != start)
-        a = _store(plan, args, pipe, 0, a, work, lane_row)
+                b = _rescale_visited(plan, pipe.tmem, 1, b, lane_row, visit_b, n_block)
+        a = _finish(plan, args, pipe, 0, a, work, lane_row)
         if two:
-            b = _store(plan, args, pipe, 1, b, work, lane_row)
+            b = _finish(plan, args, pipe, 1, b, work, lane_row)
         at, tiles_in = receive_tile(tiles_in)
     tma.store_wait(0)
+
+
+@gluon.jit
+def _rescale_visited(plan: gl.constexpr, tmem, index: gl.constexpr, tile, lane_row, visit, n_block):
+    """``_rescale`` in the blocks that the query tile visits; in the first there is no O yet."""
+    if apart(plan):
+        if visit.holds(n_block):
+            tile = _rescale(plan, tmem, index, tile, lane_row, n_block != visit.stop - 1)
+        return tile
+    else:
+        return _rescale(plan, tmem, index, tile, lane_row, n_block != visit.stop - 1)
 
 
 @gluon.jit
@@ -49,8 +63,10 @@ def _rescale(plan: gl.constexpr, tmem, index: gl.constexpr, tile, lane_row, has_
         tile = Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next_if(has_o))
     o = ptx.tmem_lanes(memory.output(plan, tmem, index, 0), lane_row)
     ptx.tmem_after()
-    asm: gl.constexpr = _scale_row(plan)
-    gl.inline_asm(asm, "r,f,r,~{memory}", [o, alpha, has_o.to(gl.int32)])
+    if tile.s_ready.plain:
+        twins.scale_output(plan, tmem, index, alpha, has_o)
+    else:
+        gl.inline_asm(_scale_row(plan), "r,f,r,~{memory}", [o, alpha, has_o.to(gl.int32)])
     tile.p_ready[0].arrive_tmem()
     return Tile(tile.s_ready, next_parts(tile.p_ready), tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready)
 
@@ -59,7 +75,10 @@ def _rescale(plan: gl.constexpr, tmem, index: gl.constexpr, tile, lane_row, has_
 def _receive(tile, lane_row):
     """The next number a row from softmax."""
     tile.stats_ready.wait()
-    x = ptx.get_row(tile.stats, lane_row)
+    if tile.s_ready.plain:
+        x = tile.stats.load(lane_row.type.layout)
+    else:
+        x = ptx.get_row(tile.stats, lane_row)
     tile.stats_free.arrive()
     return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready.next(), tile.stats_free.next(), tile.o_ready), x
 
@@ -84,6 +103,31 @@ def _scale_row(plan):
 
 
 @gluon.jit
+def _finish(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane_row):
+    if plan.num_splits > 1:
+        return _store_part(plan, args, pipe, index, tile, work, lane_row)
+    else:
+        return _store(plan, args, pipe, index, tile, work, lane_row)
+
+
+@gluon.jit
+def _store_part(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane_row):
+    """Normalises O of a part of the keys and writes it in float32, see ``splits``."""
+    tile, factor = _receive(tile, lane_row)
+    at, exists = part_rows(plan, args, work, place_of(plan, work, work.row + index * memory.rows(plan) + lane_row))
+    tile.o_ready.wait()
+    ptx.tmem_after()
+    _write_part(plan, args, memory.output(plan, pipe.tmem, index, 0), 0, factor, at, exists, lane_row, tile.s_ready.plain)
+    if len(plan.head_dim_v_chunks) == 2:
+        o = memory.output(plan, pipe.tmem, index, 1)
+        _write_part(plan, args, o, plan.head_dim_v_chunks[0], factor, at, exists, lane_row, tile.s_ready.plain)
+    ptx.tmem_done()
+    if plan.o_over_q:
+        pipe.q.lane(index).receiver().release()
+    return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next())
+
+
+@gluon.jit
 def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane_row):
     """Normalises O once, exactly, and stores it."""
     tile, factor = _receive(tile, lane_row)
@@ -93,14 +137,13 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
     gl.barrier()
     tile.o_ready.wait()
     ptx.tmem_after()
-    _stage(plan, memory.output(plan, pipe.tmem, index, 0), slot, factor, lane_row)
+    _stage(plan, memory.output(plan, pipe.tmem, index, 0), slot, factor, lane_row, tile.s_ready.plain)
     if len(plan.head_dim_v_chunks) == 2:
-        _stage(plan, memory.output(plan, pipe.tmem, index, 1), tail, factor, lane_row)
+        _stage(plan, memory.output(plan, pipe.tmem, index, 1), tail, factor, lane_row, tile.s_ready.plain)
     ptx.tmem_done()
     fence_async_shared()
     gl.barrier()
-    row = work.row + index * memory.rows(plan)
-    store_tile(plan, args.o, args.o_tail, plan.head_dim_v_chunks, work.seq.batch, work.seq.q, work.head, row, slot, tail)
+    packing.store_outputs(plan, args, work.seq, work.head, work.row + index * memory.rows(plan), slot, tail)
     if plan.o_over_q:
         tma.store_wait(0)
         gl.barrier()
@@ -109,9 +152,27 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
 
 
 @gluon.jit
-def _stage(plan: gl.constexpr, o, slot, factor, lane_row):
-    """One chunk of O times ``factor`` (128,) from tensor to shared memory."""
-    address = ptx.tmem_lanes(o, lane_row)
+def _write_part(plan: gl.constexpr, args, o, first: gl.constexpr, factor, at, exists, lane_row, plain: gl.constexpr):
+    """One chunk of O times ``factor`` (rows,) from tensor memory to the parts; its columns count from ``first`` on."""
     for i in gl.static_range(o.shape[1] // STORE_COLUMNS):
-        scaled = ptx.load_row(address + i * STORE_COLUMNS, tile_type(plan, STORE_COLUMNS)) * factor[:, None]
+        part = _columns(plan, o, i * STORE_COLUMNS, lane_row, plain)
+        splits.store_columns(args.parts, at, part, factor, first + i * STORE_COLUMNS, plan.head_dim_v, exists)
+
+
+@gluon.jit
+def _stage(plan: gl.constexpr, o, slot, factor, lane_row, plain: gl.constexpr):
+    """One chunk of O times ``factor`` (rows,) from tensor to shared memory."""
+    for i in gl.static_range(o.shape[1] // STORE_COLUMNS):
+        scaled = _columns(plan, o, i * STORE_COLUMNS, lane_row, plain) * factor[:, None]
+        if plan.seqused and plan.pack_gqa > 1:  # rows that are not in use may be NaN, see packing
+            scaled = gl.where(factor[:, None] == 0.0, 0.0, scaled)
         slot.slice(i * STORE_COLUMNS, STORE_COLUMNS, dim=1).store(scaled.to(slot.dtype))
+
+
+@gluon.jit
+def _columns(plan: gl.constexpr, o, first: gl.constexpr, lane_row, plain: gl.constexpr):
+    """STORE_COLUMNS columns of O, complete."""
+    if plain:
+        return twins.load(o.slice(first, STORE_COLUMNS), row_layout(plan, STORE_COLUMNS))
+    else:
+        return ptx.load_row(ptx.tmem_lanes(o, lane_row) + first, tile_type(plan, STORE_COLUMNS))

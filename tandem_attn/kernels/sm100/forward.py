@@ -7,7 +7,7 @@ docs/blackwell_forward.md.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tandem_attn.kernels.sm90.forward import Args, worker_registers
+from tandem_attn.kernels.common.arguments import Args, worker_registers
 from tandem_attn.kernels.sm100.correction import correction
 from tandem_attn.kernels.sm100.load import load
 from tandem_attn.kernels.sm100.mma import mma

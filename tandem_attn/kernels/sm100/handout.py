@@ -8,6 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import clc, fence_async_shared, mbarrier
 from triton.language.core import _aggregate as aggregate
 
+from tandem_attn.kernels.common.channel import in_each_cta
 from tandem_attn.kernels.common.scheduler import following_tile
 from tandem_attn.kernels.common.signal import make_signal
 
@@ -19,17 +20,18 @@ def by_hardware(plan):
 
 @aggregate
 class HandOut:
-    answer: gl.base_value  # shared memory of 16 bytes, and the signal that they came; 0 where the hardware is not asked
-    came: gl.base_value
+    answer: gl.base_value  # shared memory of 16 bytes; with the signals 0 where the hardware is not asked
+    came: gl.base_value  # signal: the answer is there
+    taken: gl.base_value  # signal, with a pair: both CTAs have read the last answer and await the next
 
 
 @gluon.jit
 def make_handout(plan: gl.constexpr):
     if by_hardware(plan):
-        answer = gl.allocate_shared_memory(gl.int64, [2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        return HandOut(answer, make_signal(1, 1, True))
+        answer = gl.allocate_shared_memory(gl.int64, [2], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta(plan)))
+        return HandOut(answer, make_signal(1, 1, True), make_signal(1, 1, True, plan.cta_group == 2))
     else:
-        return HandOut(gl.to_tensor(0), gl.to_tensor(0))
+        return HandOut(gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0))
 
 
 @gluon.jit
@@ -37,6 +39,9 @@ def ask(plan: gl.constexpr, args, handout, tile, num_tiles):
     """Asks for the tile behind ``tile``; what it returns goes to ``take``."""
     if by_hardware(plan):
         mbarrier.expect(handout.came.barrier(), 16)
+        if plan.cta_group == 2:
+            handout.taken.arrive()
+            handout.taken.wait()
         clc.try_cancel(handout.answer, handout.came.barrier())
         return num_tiles
     else:
@@ -51,6 +56,6 @@ def take(plan: gl.constexpr, handout, asked):
         answer = clc.load_result(handout.answer)
         tile = gl.where(answer.is_canceled(), answer.program_id(0), asked)
         fence_async_shared()  # the next answer is written through the asynchronous proxy
-        return tile, HandOut(handout.answer, handout.came.next())
+        return tile, HandOut(handout.answer, handout.came.next(), handout.taken.next())
     else:
         return asked, handout

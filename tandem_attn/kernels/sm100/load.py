@@ -3,9 +3,9 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tandem_attn.kernels.common.copies import load_tile
+from tandem_attn.kernels.common import packing, paging
+from tandem_attn.kernels.common.arguments import work_at
 from tandem_attn.kernels.common.scheduler import coords_of, send_tile, tile_count
-from tandem_attn.kernels.sm90.forward import work_at
 from tandem_attn.kernels.sm100 import memory
 from tandem_attn.kernels.sm100.handout import ask, take
 
@@ -26,17 +26,21 @@ def load(plan: gl.constexpr, args, pipe):
         asked = ask(plan, args, handout, tile, num_tiles)
         work = work_at(plan, args, at)
         seq = work.seq
-        head_kv = work.head // args.heads_per_kv
-        q_out = load_tile(plan, args.q, args.q_tail, k_chunks, seq.batch, seq.q, work.head, work.row, q_out)
+        head_kv = packing.head_kv(plan, args, work.head)
+        q_out = packing.load_queries(plan, args, seq, work.head, work.row, q_out)
         key = (work.visit.stop - 1) * plan.tile_n
-        kv_out = kv_out.after_k(load_tile(plan, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
+        kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq, head_kv, key, kv_out.k))
         if plan.q_stages == 2:
-            q_out = load_tile(plan, args.q, args.q_tail, k_chunks, seq.batch, seq.q, work.head, work.row + memory.rows(plan), q_out)
+            q_out = packing.load_queries(plan, args, seq, work.head, work.row + memory.rows(plan), q_out)
         for _ in range(work.visit.start, work.visit.stop - 1):
-            kv_out = kv_out.after_v(load_tile(plan, args.v, args.v_tail, v_chunks, seq.batch, seq.k, head_kv, key, kv_out.v))
+            kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq, head_kv, key, kv_out.v))
             key -= plan.tile_n
-            kv_out = kv_out.after_k(load_tile(plan, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
-        kv_out = kv_out.after_v(load_tile(plan, args.v, args.v_tail, v_chunks, seq.batch, seq.k, head_kv, key, kv_out.v))
+            kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq, head_kv, key, kv_out.k))
+        kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq, head_kv, key, kv_out.v))
         tile, handout = take(plan, handout, asked)
         at = coords_of(plan, args, tile, num_tiles)
         tiles_out = send_tile(tiles_out, at)
+    q_out.drain()
+    kv_out.k.drain()
+    if not plan.shared_kv_ring:
+        kv_out.v.drain()

@@ -9,9 +9,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit, tcgen05_mma
 
 from tandem_attn.kernels.common import ptx
+from tandem_attn.kernels.common.arguments import work_at
 from tandem_attn.kernels.common.scheduler import receive_tile
-from tandem_attn.kernels.sm90.forward import work_at
 from tandem_attn.kernels.sm100 import memory
+from tandem_attn.kernels.sm100.visits import apart, visit_of, visit_of_all
 from tandem_attn.kernels.sm100.weights import pieces
 
 WIDEST = gl.constexpr(128)  # keys of one call
@@ -28,8 +29,13 @@ def mma(plan: gl.constexpr, args, pipe):
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
-        blocks = ptx.uniform(work.visit.stop - work.visit.start)
-        if plan.q_stages == 2:
+        every = visit_of_all(work)
+        blocks = every.stop - every.start
+        if apart(plan):
+            visit_a = visit_of(plan, args, work, 0)
+            visit_b = visit_of(plan, args, work, 1)
+            a, b, kv = _apart(plan, args, pipe.tmem, a, b, q_a, q_b, kv, every, visit_a, visit_b)
+        elif plan.q_stages == 2:
             a, b, kv = _ping_pong(plan, args, pipe.tmem, a, b, q_a, q_b, kv, blocks)
         else:
             a, kv = _one_tile(plan, args, pipe.tmem, a, q_a, kv, blocks)
@@ -69,6 +75,58 @@ def _ping_pong(plan: gl.constexpr, args, tmem, a, b, q_a, q_b, kv, blocks):
     a = _values(plan, args, tmem, 0, a, v, use_acc, (a.o_ready.barrier(),))
     b = _values(plan, args, tmem, 1, b, v, use_acc, (b.o_ready.barrier(), v.empty()))
     return a, b, kv.after_v(v.next())
+
+
+@gluon.jit
+def _apart(plan: gl.constexpr, args, tmem, a, b, q_a, q_b, kv, every, visit_a, visit_b):
+    """``_ping_pong`` where a query tile leaves out blocks that only the other visits."""
+    n_block = every.stop - 1
+    k = kv.k
+    q_a.wait()
+    k.wait()
+    a = _scores_visited(plan, tmem, 0, a, visit_a, n_block, q_a, k)
+    q_b.wait()
+    b = _scores_visited(plan, tmem, 1, b, visit_b, n_block, q_b, k)
+    tcgen05_commit(k.empty(), descs=_in_pair(plan, q_a))
+    kv = kv.after_k(k.next())
+    for _ in range(every.start, every.stop - 1):
+        v = kv.v
+        kv = kv.after_v(v.next())
+        k = kv.k
+        kv = kv.after_k(k.next())
+        v.wait()
+        a = _values_visited(plan, args, tmem, 0, a, visit_a, n_block, q_a, v)
+        k.wait()
+        a = _scores_visited(plan, tmem, 0, a, visit_a, n_block - 1, q_a, k)
+        b = _values_visited(plan, args, tmem, 1, b, visit_b, n_block, q_b, v)
+        tcgen05_commit(v.empty(), descs=_in_pair(plan, q_a))
+        b = _scores_visited(plan, tmem, 1, b, visit_b, n_block - 1, q_b, k)
+        tcgen05_commit(k.empty(), descs=_in_pair(plan, q_a))
+        n_block -= 1
+    if not plan.o_over_q:
+        tcgen05_commit(q_a.empty(), descs=_in_pair(plan, q_a))
+        tcgen05_commit(q_b.empty(), descs=_in_pair(plan, q_b))
+    v = kv.v
+    v.wait()
+    a = _values_visited(plan, args, tmem, 0, a, visit_a, n_block, q_a, v)
+    b = _values_visited(plan, args, tmem, 1, b, visit_b, n_block, q_b, v)
+    tcgen05_commit(v.empty(), descs=_in_pair(plan, q_a))
+    return a, b, kv.after_v(v.next())
+
+
+@gluon.jit
+def _scores_visited(plan: gl.constexpr, tmem, index: gl.constexpr, tile, visit, n_block, q, k):
+    if visit.holds(n_block):
+        tile = _scores(plan, tmem, index, tile, q, k, (tile.s_ready.barrier(),))
+    return tile
+
+
+@gluon.jit
+def _values_visited(plan: gl.constexpr, args, tmem, index: gl.constexpr, tile, visit, n_block, q, v):
+    if visit.holds(n_block):
+        tile = _values(plan, args, tmem, index, tile, v, n_block != visit.stop - 1, ())
+        tcgen05_commit(tile.o_ready.barrier(), pred=n_block == visit.start, descs=_in_pair(plan, q))
+    return tile
 
 
 @gluon.jit

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import tensor_memory_descriptor
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common.channel import WARPS, Buffers, Channel, KeyValue, channel_of, cluster_split, make_buffers
+from tandem_attn.kernels.common.channel import WARPS, Buffers, Channel, KeyValue, channel_of, cluster_split, in_each_cta, make_buffers
 from tandem_attn.kernels.common.scheduler import tile_channel_of
 from tandem_attn.kernels.common.signal import Signal, make_signal
 from tandem_attn.kernels.sm100 import memory
@@ -24,7 +24,7 @@ class Tile:
 
     s_ready: Signal  # S is complete; with ping-pong also O of the block before, and its P was read
     p_ready: gl.tuple  # a part of P is written; the first also says that O is rescaled
-    stats: gl.shared_memory_descriptor  # float32 (128,): how to scale O, first block by block, then once to normalise it
+    stats: gl.shared_memory_descriptor  # float32 (rows,): how to scale O, first block by block, then once to normalise it
     stats_ready: Signal
     stats_free: Signal
     o_ready: Signal  # O holds all blocks; without ping-pong given after every block
@@ -97,17 +97,12 @@ def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, plain: gl.constexpr):
     return Pipeline(memory.allocate(plan), q, kv_out, kv_in, o, tiles, query_tiles, make_handout(plan))
 
 
-@gluon.constexpr_function
-def in_each_cta(plan):
-    """Layout bases of shared memory of which each CTA of a pair has its own."""
-    return [[0]] if plan.cta_group == 2 else []
-
-
 @gluon.jit
 def _make_tile(plan: gl.constexpr, plain: gl.constexpr):
     warps: gl.constexpr = 1 if plain else WARPS
     pair: gl.constexpr = plan.cta_group == 2
-    stats = gl.allocate_shared_memory(gl.float32, [memory.LANES], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta(plan)))
+    by_rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0], cluster_split(plan, 0, 1))
+    stats = gl.allocate_shared_memory(gl.float32, [memory.rows(plan)], by_rows)
     first = make_signal(ring(plan), 2 * warps, plain, pair)
     if len(plan.p_parts) == 1:
         p_ready = (first,)

@@ -4,13 +4,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import masks, ptx, row_masks
+from tandem_attn.kernels.common import bias, masks, packing, predicates, ptx, row_masks, splits
 from tandem_attn.kernels.common import softmax as online
+from tandem_attn.kernels.common.arguments import exp2_of, has_bias, is_natural, natural_lse, unit, with_sink, work_at
 from tandem_attn.kernels.common.channel import cluster_split
 from tandem_attn.kernels.common.scheduler import receive_tile
-from tandem_attn.kernels.sm90.forward import _with_sink, work_at
-from tandem_attn.kernels.sm100 import memory
+from tandem_attn.kernels.sm100 import memory, twins
 from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
+from tandem_attn.kernels.sm100.visits import visit_of
 from tandem_attn.kernels.sm100.weights import write_p
 
 
@@ -39,6 +40,20 @@ def row_layout(plan, columns):
     return gl.BlockedLayout([1, columns], [32, 1], [4, 1], [1, 0], [list(basis) for basis in cluster_split(plan, 0)])
 
 
+@aggregate
+class Place:
+    """Rows of the work item, and each one's query and query head (one for all unless heads are packed)."""
+
+    rows: gl.tensor
+    queries: gl.tensor
+    heads: gl.tensor
+
+
+@gluon.jit
+def place_of(plan: gl.constexpr, work, rows):
+    return Place(rows, packing.queries(plan, rows), packing.heads(plan, work.head, rows))
+
+
 @gluon.jit
 def softmax(plan: gl.constexpr, args, pipe, index: gl.constexpr):
     """P of every block of query tile ``index``, the statistics by which correction scales O, and LSE."""
@@ -51,97 +66,149 @@ def softmax(plan: gl.constexpr, args, pipe, index: gl.constexpr):
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
-        row = ptx.pinned(work.row + index * memory.rows(plan) + lane_row)
-        start = ptx.uniform(work.visit.start)
-        n_block = ptx.uniform(work.visit.stop)
+        place = place_of(plan, work, ptx.pinned(work.row + index * memory.rows(plan) + lane_row))
+        visit = visit_of(plan, args, work, index)
+        n_block = visit.stop
         zero = (lane_row * 0).to(gl.float32)
         state = State(zero + float("-inf"), (zero, zero))
-        for _ in range(start, ptx.uniform(work.visit.stop)):
+        for _ in range(visit.start, visit.stop):
             n_block -= 1
-            state, tile = _block(plan, args, work, row, lane_row, state, tile, n_block, (s_address, p_address))
-        tile = _finish(plan, args, work, row, lane_row, state, tile)
+            masked = visit.masks(n_block)
+            state, tile = _block(plan, args, pipe.tmem, work, place, lane_row, state, tile, n_block, masked, (s_address, p_address), index)
+        if plan.num_splits > 1:
+            tile = _finish_part(plan, args, work, place, lane_row, state, tile)
+        else:
+            tile = _finish(plan, args, work, place, lane_row, state, tile)
         at, tiles_in = receive_tile(tiles_in)
 
 
 @gluon.jit
-def _block(plan: gl.constexpr, args, work, row, lane_row, state, tile, n_block, places):
+def _block(plan: gl.constexpr, args, tmem, work, place, lane_row, state, tile, n_block, masked, places, index: gl.constexpr):
     """Maxima, statistics and P of one key block; ``places`` are the addresses of S and P."""
     s_address, p_address = places
+    slot = tile.s_ready.index
     if plan.q_stages == 1:  # two S tiles take turns
-        s_address += tile.s_ready.index * plan.tile_n
-        p_address += tile.s_ready.index * plan.tile_n
+        s_address += slot * plan.tile_n
+        p_address += slot * plan.tile_n
     tile.s_ready.wait()
     ptx.tmem_after()
-    s = ptx.load_row(s_address, tile_type(plan, plan.tile_n))
-    s, scale = _logits(plan, args, work, s, row, n_block)
+    if tile.s_ready.plain:
+        s = twins.load(memory.scores(plan, tmem, index, slot), row_layout(plan, plan.tile_n))
+    else:
+        s = ptx.load_row(s_address, tile_type(plan, plan.tile_n))
+    s, scale = _logits(plan, args, work, s, place, n_block, masked)
     row_max = gl.maximum(state.row_max, gl.max(s, axis=1) * scale)
     row_max = _kept_max(plan, state.row_max, row_max)
     safe_max = online.finite_or_zero(row_max)
-    alpha = gl.exp2(state.row_max - safe_max)
+    alpha = exp2_of(is_natural(plan), state.row_max - safe_max)
     tile = _send(tile, alpha, lane_row)
     sums = (state.sums[0] * alpha, state.sums[1] * alpha)
-    sums = write_p(plan, s, scale, safe_max, sums, p_address, args.batch, tile.p_ready)
+    if is_natural(plan):  # the difference first: biases may be as large as float32 goes
+        s = s - safe_max[:, None]
+        safe_max = safe_max * 0.0
+        scale = gl.to_tensor(online.LOG2_E.value)
+    if tile.s_ready.plain:
+        sums = twins.write_p(plan, s, scale, safe_max, sums, memory.weights(plan, tmem, index, slot, args.v.dtype), tile.p_ready)
+    else:
+        sums = write_p(plan, s, scale, safe_max, sums, p_address, args.batch, tile.p_ready)
     tile = Tile(tile.s_ready.next(), next_parts(tile.p_ready), tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready)
     return State(row_max, sums), tile
 
 
 @gluon.jit
-def _logits(plan: gl.constexpr, args, work, s, row, n_block):
-    """Masked scores, and what to multiply them with for log2 units."""
+def _logits(plan: gl.constexpr, args, work, s, place, n_block, masked):
+    """Masked scores, and what to multiply them with for the units of maxima."""
     n_start = n_block * plan.tile_n
     scale = args.scale_log2
     if plan.softcap:
-        s = online.tanh(s * (scale * online.LN_2 / args.softcap)) * (args.softcap * online.LOG2_E)
+        s = online.tanh(s * (scale * online.LN_2 / args.softcap)) * (args.softcap * unit(plan))
         scale = gl.to_tensor(1.0)
+    elif has_bias(plan):
+        s = s * (scale * online.LN_2 if is_natural(plan) else scale)
+        scale = gl.to_tensor(1.0)
+    heads = packing.as_column(plan, place.heads)
+    if is_natural(plan):
+        columns = n_start + gl.arange(0, plan.tile_n, layout=gl.SliceLayout(0, s.type.layout))
+        s = s + bias.tile(args.bias_data, work.seq.batch, heads, place.queries[:, None], columns[None, :])
     if plan.alibi:
-        slope = gl.load(args.slopes + work.seq.batch * args.heads + work.head) * online.LOG2_E
-        distance = (row + (work.seq.k.used - work.seq.q.used) - n_start).to(gl.float32)
+        slope = gl.load(args.slopes + work.seq.batch * args.heads + place.heads) * unit(plan)
+        distance = (place.queries + (work.seq.k.used - work.seq.q.used) - n_start).to(gl.float32)
         s = row_masks.add_alibi(s, scale, slope, distance)
-        scale = gl.to_tensor(1.0)
-    masked = (n_block >= work.visit.full_stop) | (n_block < work.visit.full_start)
-    s = row_masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, row, n_start, ptx.uniform(masked.to(gl.int32)))
+    site = predicates.Site(work.seq.batch, heads, args.mask_data)
+    s = row_masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, place.queries, n_start, masked, site)
     return s, scale
 
 
 @gluon.jit
 def _kept_max(plan: gl.constexpr, old, new):
     """The stabilisers: the new maxima, or the old ones while no row of those that decide together grew by more than tau."""
+    tau: gl.constexpr = _threshold(plan)
     if plan.rescale_rows == 0:
         return new
     elif plan.rescale_rows == 1:
-        return gl.where(new > old + plan.rescale_threshold, new, old)
+        return gl.where(new > old + tau, new, old)
     elif plan.rescale_rows == 32:
-        return online.grown_max(old, new, plan.rescale_threshold)
+        return online.grown_max(old, new, tau)
     else:
-        grew = gl.reduce_or((new > old + plan.rescale_threshold).to(gl.int32), 0) != 0
+        grew = gl.reduce_or((new > old + tau).to(gl.int32), 0) != 0
         return gl.where(grew, new, old)
+
+
+@gluon.constexpr_function
+def _threshold(plan):
+    """tau in the units of maxima."""
+    return plan.rescale_threshold * (online.LN_2.value if is_natural(plan) else 1.0)
 
 
 @gluon.jit
 def _send(tile, x, lane_row):
     """Passes a number a row to correction."""
     tile.stats_free.wait()
-    ptx.put_row(tile.stats, x, lane_row)
+    if tile.s_ready.plain:
+        tile.stats.store(x)
+    else:
+        ptx.put_row(tile.stats, x, lane_row)
     tile.stats_ready.arrive()
     return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready.next(), tile.stats_free.next(), tile.o_ready)
 
 
 @gluon.jit
-def _finish(plan: gl.constexpr, args, work, row, lane_row, state, tile):
+def _finish(plan: gl.constexpr, args, work, place, lane_row, state, tile):
     """Sends the factors that normalise O and writes LSE. A row without keys gets 0 and -inf, with a sink 0 and the sink."""
     row_sum = state.sums[0] + state.sums[1]
     row_max = state.row_max
     if plan.sink:
-        row_max, row_sum, share = _with_sink(gl.load(args.sink + work.head) * online.LOG2_E, row_max, row_sum)
+        row_max, row_sum, share = with_sink(gl.load(args.sink + place.heads) * unit(plan), row_max, row_sum, is_natural(plan))
     else:
         share = row_sum * 0.0 + 1.0
-    used = row < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
-    lse = gl.where(used & (row_sum != 0), (row_max + gl.log2(row_sum)) * online.LN_2, float("-inf"))
+    queries, heads = place.queries, place.heads
+    used = queries < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
+    lse = gl.where(used & (row_sum != 0), natural_lse(plan, row_max, row_sum), float("-inf"))
     tile = _send(tile, gl.where(used & (row_sum != 0), share / row_sum, 0.0), lane_row)
     if plan.varlen:
-        first = args.lse + work.head.to(gl.int64) * args.lse_stride + work.seq.q.start
-        gl.store(first + row, lse, mask=used)
+        first = args.lse + heads.to(gl.int64) * args.lse_stride + work.seq.q.start
+        gl.store(first + queries, lse, mask=packing.holds_query(plan, place.rows, used))
     else:
-        first = args.lse + (work.seq.batch.to(gl.int64) * args.heads + work.head) * args.lse_stride
-        gl.store(first + row, lse, mask=row < args.seqlen_q)
+        first = args.lse + (work.seq.batch.to(gl.int64) * args.heads + heads) * args.lse_stride
+        gl.store(first + queries, lse, mask=packing.holds_query(plan, place.rows, queries < args.seqlen_q))
     return tile
+
+
+@gluon.jit
+def _finish_part(plan: gl.constexpr, args, work, place, lane_row, state, tile):
+    """Sends the factors that normalise a part of the keys and writes its statistics, see ``splits``; sinks join with the parts."""
+    row_sum = state.sums[0] + state.sums[1]
+    used = place.queries < work.seq.q.used
+    tile = _send(tile, gl.where(used & (row_sum != 0), 1.0 / row_sum, 0.0), lane_row)
+    at, exists = part_rows(plan, args, work, place)
+    splits.store_statistics(args.parts, at, gl.where(used, state.row_max, splits.UNUSED), gl.where(used, row_sum, 0.0), exists)
+    return tile
+
+
+@gluon.jit
+def part_rows(plan: gl.constexpr, args, work, place):
+    """Numbers of the rows in the parts, and which of them exist."""
+    exists = place.queries < (work.seq.q.used if plan.varlen else args.seqlen_q)
+    first = work.seq.q.start if plan.varlen else work.seq.batch * args.seqlen_q
+    at = (work.split.to(gl.int64) * args.parts[3] + first + place.queries) * args.heads + place.heads
+    return at, packing.holds_query(plan, place.rows, exists)

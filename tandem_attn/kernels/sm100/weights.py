@@ -14,12 +14,12 @@ WIDTH = gl.constexpr(32)  # columns a piece; fewer registers hold P between the 
 
 @gluon.constexpr_function
 def pieces(plan, part, widest):
-    """(first column, columns) of each piece of a part of P: powers of two up to ``widest``."""
+    """(first column, columns) of each piece of a part of P: powers of two up to ``widest``, at multiples of themselves."""
     first = 0 if part == 0 else round(plan.p_parts[part - 1] * plan.tile_n)
     stop = round(plan.p_parts[part] * plan.tile_n)
     found = []
     while first < stop:
-        width = min(widest, 1 << (stop - first).bit_length() - 1)
+        width = min(widest, 1 << (stop - first).bit_length() - 1, first & -first or widest)
         found.append((first, width))
         first += width
     return found
@@ -47,6 +47,24 @@ def write_p(plan: gl.constexpr, s, scale, row_max, sums, address, never, p_ready
     return low, high
 
 
+@gluon.jit
+def weights_of(plan: gl.constexpr, s, scale, minus):
+    """2^(s * scale + minus) in registers, as ``write_p`` computes it."""
+    return gl.inline_asm(_weights(plan), ("=&f", "f", "f", "f"), [s, scale, minus], s.type, is_pure=True)
+
+
+@gluon.constexpr_function
+def _weights(plan):
+    n = plan.tile_n
+    scores, scale, minus = [f"${n + i}" for i in range(n)], f"${2 * n}", f"${2 * n + 1}"
+    lines = ["{ .reg .b64 scale, minus, x; .reg .b32 x0, x1;", _pair("scale", scale, scale), _pair("minus", minus, minus)]
+    lines += _constants(plan.exp2.degree)
+    for i in range(n // 2):
+        lines += _weight_pair(plan, i, scores[2 * i], scores[2 * i + 1])
+        lines += [f"mov.b32 ${2 * i}, x0;", f"mov.b32 ${2 * i + 1}, x1;"]
+    return "\n".join([*lines, "}"])
+
+
 @gluon.constexpr_function
 def _piece(plan, first, width):
     """Columns [first, first + width): weights, their conversion and store, and the two partial row sums."""
@@ -56,11 +74,9 @@ def _piece(plan, first, width):
     pairs = width // 2
     lines = [f"{{ .reg .b64 scale, minus, x, sum<2>, total; .reg .b32 x0, x1, p<{pairs}>;"]
     lines += [_pair("scale", scale, scale), _pair("minus", minus, minus)]
-    on_fma = [_on_fma(plan.exp2, first // 2 + i) for i in range(pairs)]
-    lines += _constants(plan.exp2.degree) if any(on_fma) else []
+    lines += _constants(plan.exp2.degree)
     for i in range(pairs):
-        lines += [_pair("x", scores[first + 2 * i], scores[first + 2 * i + 1]), "fma.rn.ftz.f32x2 x, x, scale, minus;"]
-        lines += _polynomial(plan.exp2.degree) if on_fma[i] else _on_mufu()
+        lines += _weight_pair(plan, first // 2 + i, scores[first + 2 * i], scores[first + 2 * i + 1])
         lines += [f"cvt.rn.{_packed(plan)}.f32 p{i}, x1, x0;", _pair("x", "x0", "x1")]
         lines += [f"mov.b64 sum{i}, x;" if i < 2 else f"add.rn.ftz.f32x2 sum{i % 2}, sum{i % 2}, x;"]
     stored = ", ".join(f"p{i}" for i in range(pairs))
@@ -68,6 +84,13 @@ def _piece(plan, first, width):
     lines += ["add.rn.ftz.f32x2 sum0, sum0, sum1;"] if pairs > 1 else []
     lines += [_pair("total", low_in, high_in), "add.rn.ftz.f32x2 total, total, sum0;", f"mov.b64 {{{low}, {high}}}, total;", "}"]
     return "\n".join(lines)
+
+
+@gluon.constexpr_function
+def _weight_pair(plan, pair, a, b):
+    """x0, x1 = 2^(scale * score + minus) of two neighbouring columns."""
+    lines = [_pair("x", a, b), "fma.rn.ftz.f32x2 x, x, scale, minus;"]
+    return lines + (_polynomial(plan.exp2.degree) if _on_fma(plan.exp2, pair) else _on_mufu())
 
 
 @gluon.constexpr_function

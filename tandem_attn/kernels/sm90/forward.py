@@ -9,66 +9,23 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import bias, documents, masks, packing, paging, predicates, ptx, softmax, splits
+from tandem_attn.kernels.common import bias, masks, packing, paging, predicates, ptx, softmax, splits
+from tandem_attn.kernels.common.arguments import (
+    Args,
+    exp2_of,
+    has_bias,
+    is_natural,
+    natural_lse,
+    unit,
+    with_sink,
+    work_at,
+    worker_registers,
+)
 from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_channel
-from tandem_attn.kernels.common.copies import sequence
 from tandem_attn.kernels.common.scheduler import coords_of, following_tile, make_tile_channel, receive_tile, send_tile, tile_count
 
 WARPS = gl.constexpr(4)  # of a consumer
 TURN_THREADS = gl.constexpr(256)  # the consumer that waits and the one before it
-
-
-@aggregate
-class Args:
-    """Arguments of the kernel that the roles read."""
-
-    q: tma.tensor_descriptor
-    k: tma.tensor_descriptor
-    v: tma.tensor_descriptor
-    o: tma.tensor_descriptor
-    q_tail: tma.tensor_descriptor  # second chunk of head_dim, where there is one
-    k_tail: tma.tensor_descriptor
-    v_tail: tma.tensor_descriptor
-    o_tail: tma.tensor_descriptor
-    lse: gl.tensor  # pointer, float32 (batch, heads, seqlen_q) or (heads, total_q)
-    counter: gl.tensor  # pointer, int32: tiles handed out
-    cu_q: gl.tensor  # pointers, int32
-    cu_k: gl.tensor
-    used_q: gl.tensor
-    used_k: gl.tensor
-    sink: gl.tensor  # pointer, float32 (heads,)
-    slopes: gl.tensor  # pointer, float32 (batch, heads)
-    order: gl.tensor  # pointers, int32: packed sequences in the order they are worked on, and the number of tiles before each
-    starts: gl.tensor
-    scalars: gl.tuple  # window bounds, see spec.plan.mask_scalars
-    scale_log2: gl.tensor  # scale * log2 e
-    softcap: gl.tensor
-    seqlen_q: gl.tensor  # of padded tensors
-    seqlen_k: gl.tensor
-    limit_q: gl.tensor  # see copies
-    limit_k: gl.tensor
-    batch: gl.tensor
-    heads: gl.tensor
-    heads_per_kv: gl.tensor
-    blocks: gl.tensor  # query tiles of a sequence
-    section: gl.tensor  # heads of a section, see spec.schedule
-    num_tiles: gl.tensor
-    lse_stride: gl.tensor  # rows of one head in lse
-    mask_data: gl.tuple  # see kernels.extras: this and what follows is empty where the plan needs none
-    bias_data: gl.tuple
-    pages: gl.tuple
-    parts: gl.tuple
-
-
-@aggregate
-class Work:
-    """One tile: its place, its sequence and the key blocks it visits."""
-
-    head: gl.tensor  # or group of packed heads
-    row: gl.tensor  # first row of the CTA's tile, see packing
-    seq: gl.base_value
-    visit: gl.base_value
-    split: gl.tensor
 
 
 @aggregate
@@ -95,44 +52,6 @@ def o_layout(columns):
 @gluon.constexpr_function
 def p_layout(plan):
     return gl.DotOperandLayout(0, o_layout(plan.head_dim_v_chunks[0]), 2)
-
-
-@gluon.constexpr_function
-def worker_registers(plan):
-    """Register budgets of all roles but the first, which gets what they leave."""
-    return [role.registers for role in plan.roles[1:]]
-
-
-@gluon.constexpr_function
-def has_bias(plan):
-    """Whether logits are complete before the maxima, and not scaled within the exponent."""
-    return plan.softcap or plan.alibi or is_natural(plan) or plan.scaled_first
-
-
-@gluon.constexpr_function
-def is_natural(plan):
-    """Whether maxima are in natural units instead of log2 units: with a bias, see Plan."""
-    return plan.bias != ""
-
-
-@gluon.constexpr_function
-def unit(plan):
-    """A natural logit in the units of maxima."""
-    return 1.0 if is_natural(plan) else softmax.LOG2_E.value
-
-
-@gluon.jit
-def work_at(plan: gl.constexpr, args, at):
-    """Sequence, rows and key blocks of a tile."""
-    tree: gl.constexpr = masks.parse(plan.mask)
-    seq = sequence(plan, args, at.batch)
-    row = at.m_block * (plan.rows_per_cta * plan.cta_group)
-    query = packing.queries(plan, row)
-    ranges = documents.range_pointers(plan, tree, args, seq, at.m_block)
-    visit = masks.visit(tree, args.scalars, seq, query, plan.queries_per_tile, plan.tile_n, ranges)
-    if plan.num_splits > 1:
-        visit = splits.part(visit, at.valid - 1, args.parts[2], plan.tile_n, seq.k.used)
-    return Work(at.head, row, seq, visit, at.valid - 1)
 
 
 @gluon.jit
@@ -273,7 +192,7 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
     safe_max = row_max
     if masked or is_natural(plan):  # a bias may hold -inf
         safe_max = softmax.finite_or_zero(row_max)
-    alpha = _exp2_of(is_natural(plan), state.row_max - safe_max)
+    alpha = exp2_of(is_natural(plan), state.row_max - safe_max)
     p = _weights(plan, args, s, safe_max)
     row_sum = state.row_sum * gl.convert_layout(alpha, gl.SliceLayout(1, state.row_sum.type.layout))[:, None] + softmax.partial_sum(p)
     if plan.intra_overlap:
@@ -359,12 +278,6 @@ def _weights(plan: gl.constexpr, args, s, row_max):
 
 
 @gluon.jit
-def _exp2_of(natural: gl.constexpr, x):
-    """2^x, or e^x of natural units."""
-    return gl.exp2(x * softmax.LOG2_E) if natural else gl.exp2(x)
-
-
-@gluon.jit
 def _operand(plan: gl.constexpr, args, p):
     return gl.convert_layout(p.to(args.v.dtype), p_layout(plan))
 
@@ -391,11 +304,11 @@ def _finish(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
     row_sum = gl.convert_layout(gl.sum(state.row_sum, axis=1), layout)
     row_max = state.row_max
     if plan.sink:
-        row_max, row_sum, share = _with_sink(gl.load(args.sink + heads) * unit(plan), row_max, row_sum, is_natural(plan))
+        row_max, row_sum, share = with_sink(gl.load(args.sink + heads) * unit(plan), row_max, row_sum, is_natural(plan))
     else:
         share = gl.full([plan.tile_m], 1.0, gl.float32, layout)
     used = queries < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
-    lse = gl.where(used & (row_sum != 0), _natural(plan, row_max, row_sum), float("-inf"))
+    lse = gl.where(used & (row_sum != 0), natural_lse(plan, row_max, row_sum), float("-inf"))
     inverse = gl.where(used & (row_sum != 0), share / row_sum, 0.0)
     acc = _normalised(plan, state.acc, inverse, used)
     tma.store_wait(0)
@@ -425,15 +338,6 @@ def _normalised(plan: gl.constexpr, acc, inverse, used):
 
 
 @gluon.jit
-def _natural(plan: gl.constexpr, row_max, row_sum):
-    """LSE of rows in natural units."""
-    if is_natural(plan):
-        return row_max + gl.log2(row_sum) * softmax.LN_2
-    else:
-        return (row_max + gl.log2(row_sum)) * softmax.LN_2
-
-
-@gluon.jit
 def _finish_part(plan: gl.constexpr, args, work, row, state):
     """Writes what a part of the keys gives, see ``splits``; sinks join with the parts."""
     layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
@@ -450,15 +354,6 @@ def _finish_part(plan: gl.constexpr, args, work, row, state):
     splits.store_columns(args.parts, at, state.acc, inverse, 0, plan.head_dim_v, exists)
     if len(plan.head_dim_v_chunks) > 1:
         splits.store_columns(args.parts, at, state.acc_tail, inverse, plan.head_dim_v_chunks[0], plan.head_dim_v, exists)
-
-
-@gluon.jit
-def _with_sink(sink, row_max, row_sum, natural: gl.constexpr = False):
-    """The sink joins the denominator. Returns the new maximum and sum, and the factor of what was weighted by the old maximum."""
-    top = gl.maximum(row_max, sink)
-    safe = softmax.finite_or_zero(top)
-    share = _exp2_of(natural, row_max - safe)
-    return top, row_sum * share + _exp2_of(natural, sink - safe), share
 
 
 @gluon.constexpr_function
