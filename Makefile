@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-.PHONY: demo test lint types unit judge blackwell mutation clean help
+.PHONY: demo test lint types unit judge matrix blackwell mutation clean help
 
 help:
 	@sed -n '1,4p' Makefile
@@ -45,6 +45,9 @@ unit: $(VENV)/.test $(VENV)/.demo
 	$(BIN)/pytest -n 2 -m "not judge"
 
 judge: $(VENV)/.test
+	$(BIN)/pytest -n 2 -m judge --share 12
+
+matrix: $(VENV)/.test
 	$(BIN)/pytest -n 2 -m judge
 
 blackwell: $(VENV)/.test

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import zlib
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ settings.register_profile("tandem", deadline=None, print_blob=True, derandomize=
 settings.load_profile("tandem")
 
 UNSUPPORTED = pytest.StashKey[dict[str, int]]()  # "backend: reason" -> cells
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--share", type=int, default=1, help="of each slow emulated test, run one case in so many (1: all of them)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,9 +48,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if reason:
             refused.append(item)
             config.stash[UNSUPPORTED][f"{cell.params['cell'].backend.name}: {reason}"] += 1  # type: ignore[union-attr]
-    if refused:
-        config.hook.pytest_deselected(items=refused)
-        items[:] = [item for item in items if item not in set(refused)]
+    left_out = set(refused) | _beyond_share([item for item in items if item not in set(refused)], config.getoption("--share"))
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _beyond_share(items: list[pytest.Item], share: int) -> set[pytest.Item]:
+    """Cases of emulated kernels that ``--share`` leaves out: the same ones each time, and of every test function some stay.
+
+    Kernels of our own take seconds each to compile and to execute; all of them take hours.
+    """
+    functions: dict[str, list[pytest.Item]] = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("judge") and not item.nodeid.startswith("tests/emulator"):
+            functions[item.nodeid.partition("[")[0]].append(item)
+    left_out: set[pytest.Item] = set()
+    for cases in functions.values():
+        ranked = sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))
+        left_out |= set(ranked[-(-len(ranked) // share) :])
+    return left_out
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -114,7 +114,7 @@ def attention(
         plain = sink is None and alibi_slopes is None and bias is None and seqused_q is None and seqused_k is None
         others = () if plain else tensors[3:]
         key = repeated.key(q, k, v, others, (window, mask, causal, scale, softcap, return_lse, deterministic, backend))
-        if key is not None and (found := repeated.run(key, tensors)) is not None:
+        if (call := repeated.find(key)) is not None and (found := call(tensors)) is not None:
             return found if return_lse else found[0]
     checks.qkv(q, k, v, ("q", "k", "v"), 4, ("(batch, seqlen_q, heads, head_dim)", "(batch, seqlen_k, heads_kv, head_dim)"))
     checks.same_batch("k", k, q)
@@ -194,7 +194,7 @@ def attention_varlen(
     if not (torch.compiler.is_compiling() or isinstance(max_seqlen_q, Tensor) or isinstance(max_seqlen_k, Tensor)):
         options = (window, mask, causal, scale, softcap, return_lse, deterministic, backend, max_seqlen_q, max_seqlen_k)
         key = repeated.key(q, k, v, tensors[3:], options)
-        if key is not None and (found := repeated.run(key, tensors)) is not None:
+        if (call := repeated.find(key)) is not None and (found := call(tensors)) is not None:
             return found if return_lse else found[0]
     kv = "(total_k, heads_kv, head_dim)" if page_table is None else "(pages, page_size, heads_kv, head_dim)"
     checks.qkv(q, k, v, ("q", "k", "v"), 3, ("(total_q, heads, head_dim)", kv), kv_ndim=3 if page_table is None else 4)
@@ -277,6 +277,17 @@ def attention_kvcache(
         TypeError, ValueError, UnsupportedError: as ``attention``. New tokens that do not fit raise on a CPU before anything is written;
             on a GPU, where lengths are not read by the host, they are dropped.
     """
+    key = None
+    if not torch.compiler.is_compiling() and k is None and v is None and isinstance(cache_seqlens, Tensor):
+        others = (sink, alibi_slopes, bias, cache_seqlens, page_table, cache_batch_idx, cache_leftpad)
+        options = (window, mask, causal, scale, softcap, return_lse, deterministic, backend, "cache")
+        key = repeated.key(q, k_cache, v_cache, others, options)
+        if (call := repeated.find(key)) is not None:
+            rows = cache_batch_idx[:, None] if cache_batch_idx is not None else _own_rows(q.shape[0], q.device)
+            table = rows if page_table is None else page_table
+            found = call((q, k_cache, v_cache, sink, alibi_slopes, bias, None, None, None, cache_seqlens, table, cache_leftpad))
+            if found is not None:
+                return found if return_lse else found[0]
     names = ("q", "k_cache", "v_cache")
     kv = "(batch, seqlen_cache, heads_kv, head_dim)" if page_table is None else "(pages, page_size, heads_kv, head_dim)"
     checks.qkv(q, k_cache, v_cache, names, 4, ("(batch, seqlen_q, heads, head_dim)", kv))
@@ -300,7 +311,7 @@ def attention_kvcache(
         q, k, v = (_apart(x, k_cache, v_cache) for x in (q, k, v))
         arguments = (q, *arguments[1:])
         torch.ops.tandem_attn.append_kv(k, v, k_cache, v_cache, before, table)
-    return _run(arguments, return_lse)
+    return _run(arguments, return_lse, key)
 
 
 def _apart(x: Any, *caches: Tensor) -> Any:
@@ -436,7 +447,20 @@ def _pages(q: Tensor, k_cache: Tensor, page_table: Tensor | None, cache_batch_id
         checks.lengths("cache_batch_idx", cache_batch_idx, q, batch)
         return cache_batch_idx[:, None]
     checks.same_batch("k_cache", k_cache, q)
-    return torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
+    return _rows(batch, q.device)
+
+
+def _rows(batch: int, device: torch.device) -> Tensor:
+    return torch.arange(batch, dtype=torch.int32, device=device)[:, None]
+
+
+_kept_rows = functools.lru_cache(maxsize=64)(_rows)
+
+
+def _own_rows(batch: int, device: torch.device) -> Tensor:
+    """``_rows``, kept; while a CUDA graph is captured they are made anew, since what the graph allocates is the graph's."""
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return _rows(batch, device) if capturing else _kept_rows(batch, device)
 
 
 def _cache_lengths(cache_seqlens: Tensor | int | None, q: Tensor, capacity: int, appends: bool) -> Tensor:

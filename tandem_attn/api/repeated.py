@@ -11,6 +11,7 @@ here runs in every call and counts in microseconds: that is why it is written ou
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -94,13 +95,12 @@ def _properties(tensors: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
-def run(key: Key, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor] | None:
-    """O and LSE of a call like an earlier one; None where the call has to go the whole way."""
+def find(key: Key | None) -> Bound | None:
+    """The bound form of calls like an earlier one; None where a call has to go the whole way."""
     try:
-        call = _table.calls.get(key)
+        return None if key is None else _table.calls.get(key)
     except TypeError:  # an option that is not hashable: the checks will refuse it
         return None
-    return None if call is None else call(tensors)
 
 
 def remember(key: Key, arguments: tuple[Any, ...]) -> None:
@@ -112,7 +112,8 @@ def remember(key: Key, arguments: tuple[Any, ...]) -> None:
         return
     if len(calls) >= LARGEST:
         del calls[next(iter(calls))]
-    calls[key] = ops.bind(arguments)
+    with contextlib.suppress(torch.OutOfMemoryError):  # binding allocates once more what the call did; perhaps there is room next time
+        calls[key] = ops.bind(arguments)
 
 
 def forget() -> None:

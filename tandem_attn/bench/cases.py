@@ -68,11 +68,13 @@ class Case:
         return float(rows * self.heads_kv * (self.head_dim + self.head_dim_v) * torch.finfo(getattr(torch, self.dtype)).bits // 8)
 
     def problem(self, device: str) -> Problem:
-        packed: dict[str, Any] = {"varlen": True, "total_q": sum(self.lengths), "total_k": sum(self.lengths)} if self.lengths else {}
+        more: dict[str, Any] = {"varlen": True, "total_q": sum(self.lengths), "total_k": sum(self.lengths)} if self.lengths else {}
+        if self.kind == DECODE:  # one page a sequence
+            more = {"cache": True, "page_size": self.seqlen, "seqused": True}
         return Problem(
             batch=self.batch, seqlen_q=self.queries, seqlen_k=self.seqlen, heads=self.heads, heads_kv=self.heads_kv,
             head_dim=self.head_dim, head_dim_v=self.head_dim_v, dtype=self.dtype, mask=Causal() if self.causal else Full(),
-            device=device, backward=self.direction == BACKWARD, **packed,
+            device=device, backward=self.direction == BACKWARD, **more,
         )  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def environment(packages: list[str]) -> dict[str, Any]:
     return {
         "commit": commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([_program(), *sys.argv[1:]]),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "versions": {name: _version(name) for name in dict.fromkeys(["tandem-attn", "triton", *packages])},
@@ -34,6 +34,12 @@ def environment(packages: list[str]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         **(_gpu() if torch.cuda.is_available() else {}),
     }
+
+
+def _program() -> str:
+    """What was started; ``tandem``, however that was."""
+    name = Path(sys.argv[0]).name
+    return "tandem" if name in ("-c", "__main__.py", "tandem") else name
 
 
 def commit() -> str:
@@ -70,8 +76,8 @@ def _gpu() -> dict[str, Any]:
     return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "nvidia_smi": found}
 
 
-def _query(names: str) -> list[str]:
-    line = _output(["nvidia-smi", *_which(), f"--query-gpu={names}", "--format=csv,noheader"]).splitlines()
+def _query(names: str, form: str = "csv,noheader") -> list[str]:
+    line = _output(["nvidia-smi", *_which(), f"--query-gpu={names}", f"--format={form}"]).splitlines()
     return [part.strip() for part in line[0].split(",")] if line else []
 
 
@@ -90,10 +96,17 @@ class Telemetry(contextlib.AbstractContextManager["Telemetry"]):
 
     def __enter__(self) -> Telemetry:
         if torch.cuda.is_available():
-            command = ["nvidia-smi", *_which(), f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", f"-lms={PERIOD_MS}"]
+            command = [
+                "nvidia-smi",
+                *_which(),
+                f"--query-gpu={','.join(FIELDS)}",
+                "--format=csv,noheader,nounits",
+                f"--loop-ms={PERIOD_MS}",
+            ]
             with contextlib.suppress(OSError):
                 self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-                threading.Thread(target=self._read, daemon=True).start()
+                self._reader = threading.Thread(target=self._read, daemon=True)
+                self._reader.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,10 +117,20 @@ class Telemetry(contextlib.AbstractContextManager["Telemetry"]):
     def _read(self) -> None:
         assert self._process is not None and self._process.stdout is not None  # narrows the type: this thread reads what was started
         for line in self._process.stdout:
-            with contextlib.suppress(ValueError):  # a value that this chip does not report
-                self._samples.append((time.monotonic(), dict(zip(FIELDS.values(), map(float, line.split(",")), strict=True))))
+            if values := _sample(line):
+                self._samples.append((time.monotonic(), values))
 
     def since(self, start: float) -> dict[str, float]:
-        """Means of the samples since a ``time.monotonic()``; empty where there are none."""
+        """Means of the samples since a ``time.monotonic()``, or the state right now where there are none; empty without nvidia-smi."""
         seen = [values for at, values in self._samples if at >= start]
+        if not seen and self._process is not None:
+            seen = [values for values in (_sample(",".join(_query(",".join(FIELDS), "csv,noheader,nounits"))),) if values]
         return {name: round(statistics.mean(values[name] for values in seen), 1) for name in FIELDS.values()} if seen else {}
+
+
+def _sample(line: str) -> dict[str, float]:
+    """Values of one line; empty where this chip does not report one of them."""
+    try:
+        return dict(zip(FIELDS.values(), map(float, line.split(",")), strict=True))
+    except ValueError:
+        return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from tandem_attn.api.functions import attention, attention_kvcache, attention_varlen
@@ -20,7 +21,8 @@ def run(case: Case, t: Tensors, backend: str) -> Run:
     """O of the public function."""
     q, k, v = t.qkv
     if case.kind == DECODE:
-        return lambda: attention_kvcache(q, k, v, backend=backend)
+        used = torch.full((case.batch,), case.seqlen, dtype=torch.int32, device=q.device)
+        return lambda: attention_kvcache(q, k, v, used, backend=backend)
     if t.cu_seqlens is not None:
         cu, longest = t.cu_seqlens, case.seqlen
         return lambda: attention_varlen(q, k, v, cu, cu, longest, longest, causal=case.causal, backend=backend)
@@ -48,7 +50,7 @@ def plans(cases: list[Case]) -> list[Plan]:
     found = []
     for case in cases:
         problem = case.problem("cuda")
-        if kernels.lacks(problem) is None and case.kind != DECODE:
+        if kernels.lacks(problem) is None:
             planned = kernels.plan(problem)
             found += [planned, *(VARIANTS[name](planned) for name in case.variants)]
     return found

@@ -75,7 +75,8 @@ def _fa3(case: Case, t: Tensors) -> Run:
     fa3 = importlib.import_module("flash_attn_interface")
     q, k, v = t.qkv
     if case.kind == DECODE:
-        return lambda: _first(fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=case.seqlen))
+        used = torch.full((case.batch,), case.seqlen, dtype=torch.int32, device=q.device)
+        return lambda: _first(fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=used))
     if t.cu_seqlens is not None:
         cu, longest = t.cu_seqlens, case.seqlen
         return lambda: _first(fa3.flash_attn_varlen_func(q, k, v, cu, cu, longest, longest, causal=case.causal))

@@ -63,7 +63,7 @@ def _ratio(cell: Cell) -> Text:
 
 
 def summary(cells: list[Cell]) -> str:
-    """Geometric mean of the ratios, and how many reach 1; what a longest-first order gained, where both orders ran."""
+    """Geometric mean of the ratios and how many reach 1; shares of the product's rate; what a longest-first order gained."""
     ratios = [cell["ratio"] for cell in cells if cell["ratio"] is not None]
     if not ratios:
         return "no cell has both ours and a peer"
@@ -71,4 +71,6 @@ def summary(cells: list[Cell]) -> str:
     text = f"geometric mean of {len(ratios)} ratios {mean:.3f}; {sum(ratio >= 1 for ratio in ratios)} at or above 1.00"
     naive = f"{ours.NAME}, naive order"
     gains = [cell["tflops"][ours.NAME] / cell["tflops"][naive] for cell in cells if {naive, ours.NAME} <= set(cell["tflops"])]
+    products = [cell["of_matmul"] for cell in cells if "of_matmul" in cell]
+    text += f"; {min(products):.2f} to {max(products):.2f} of the bfloat16 product" if products else ""
     return text + (f"; longest first over naive order {min(gains):.3f} to {max(gains):.3f}" if gains else "")

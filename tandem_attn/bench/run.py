@@ -144,6 +144,7 @@ def _as_cell(
         **case.as_dict(),
         "tflops": {name: float(f"{rate:.5g}") for name, rate in rates.items()},
         "ratio": ratio(rates),
+        **({"of_matmul": round(rates[ours.NAME] / rates[MATMUL], 4)} if {ours.NAME, MATMUL} <= set(rates) else {}),
         "fastest_peer": fastest_peer(rates),
         "ms": {name: float(f"{each:.5g}") for name, each in ms.items()},
         **({"kv_gb_per_s": {name: round(case.kv_bytes / each * 1e-6, 1) for name, each in ms.items()}} if case.kind == DECODE else {}),
@@ -162,4 +163,4 @@ def fastest_peer(rates: dict[str, float]) -> str | None:
 def ratio(rates: dict[str, float]) -> float | None:
     """Ours over the fastest peer; None where one of them did not run."""
     peer = fastest_peer(rates)
-    return None if peer is None or ours.NAME not in rates else round(rates[ours.NAME] / rates[peer], 4)
+    return None if peer is None or ours.NAME not in rates else float(f"{rates[ours.NAME] / rates[peer]:.4g}")

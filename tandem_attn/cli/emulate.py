@@ -31,7 +31,7 @@ from tandem_attn.spec.problem import Problem
 if TYPE_CHECKING:
     from tandem_attn.emulator import Result
 
-ARCHS = ("sm_90a", "sm_100a", "sm_103a")
+ARCHS = tuple(emulated.CHIPS)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,16 @@ def emulate(
         plan = backend.plan(problem, FORWARD)
         _compile(plan, chosen, quiet=as_json)
         truth = expected(problem, taken, quiet=as_json)
-        runs = list(_runs(problem, plan, taken, truth, orders, chosen | {"progress": not as_json, "trace": trace_file is not None}))
+        runs = list(
+            _runs(
+                problem,
+                plan,
+                taken,
+                truth,
+                orders,
+                chosen | {"progress": sys.stderr.isatty() and not as_json, "trace": trace_file is not None},
+            )
+        )
     except (UnsupportedError, ValueError, TypeError, ImportError) as error:
         raise click.ClickException(str(error)) from error
     if trace_file is not None and runs[0].result is not None:
@@ -99,10 +108,6 @@ def emulate(
 def _backend(problem: Problem, arch: str) -> Backend:
     if problem.backward:
         raise UnsupportedError(backend=arch, missing="the backward (no kernel of our own yet)", nearest="the forward, without --backward")
-    if arch not in emulated.CHIPS:
-        raise UnsupportedError(
-            backend=arch, missing="any problem (no kernel of our own yet)", nearest=f"--arch {', '.join(emulated.CHIPS)}"
-        )
     return choose(problem, emulated.PREFIX + arch)
 
 

@@ -52,7 +52,7 @@ def command(problem: Problem, file: Path | None, arch: str, workers: int | None,
     by_kernel: dict[Plan, list[Problem]] = {}
     for each, plan in plans:
         by_kernel.setdefault(distinct([plan])[0], []).append(each)
-    done = _run([*by_kernel], workers or os.cpu_count() or 1)
+    done = _run(by_kernel, workers or os.cpu_count() or 1)
     if as_json:
         click.echo(json.dumps([*(_as_dict(one, by_kernel[one.plan], arch) for one in done), *refused], indent=1))
     else:
@@ -90,19 +90,19 @@ def _plans(problems: list[Problem], arch: str) -> tuple[list[tuple[Problem, Plan
     return found, refused
 
 
-def _run(plans: list[Plan], workers: int) -> list[Compiled]:
-    """Compiles with a bar on the terminal; in the order of ``plans``."""
+def _run(by_kernel: dict[Plan, list[Problem]], workers: int) -> list[Compiled]:
+    """Compiles with a bar on the terminal; in the order given."""
     found: dict[Plan, Compiled] = {}
     columns = (TextColumn("compiling"), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("", total=len(plans))
-            for done in precompile(plans, workers):
+            task = progress.add_task("", total=len(by_kernel))
+            for done in precompile(by_kernel, workers, by_kernel):
                 found[done.plan] = done
                 progress.advance(task)
     except ImportError as error:
         raise click.ClickException(str(error)) from error
-    return [found[plan] for plan in plans]
+    return [found[plan] for plan in by_kernel]
 
 
 def _as_dict(done: Compiled, problems: list[Problem], arch: str) -> dict[str, Any]:

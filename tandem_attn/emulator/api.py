@@ -14,6 +14,7 @@ from tandem_attn.emulator.events import Observer
 from tandem_attn.emulator.judge.checks import RACES, chosen
 from tandem_attn.emulator.judge.fences import unfenced
 from tandem_attn.emulator.judge.races import RaceTracker
+from tandem_attn.emulator.judge.registers import over_budget, pressure
 from tandem_attn.emulator.launch.launch import Launch, over_capacity
 from tandem_attn.emulator.launch.prepare import prepare
 from tandem_attn.emulator.machine.async_ops import SCHEDULES
@@ -40,6 +41,7 @@ def run(
     observers: Sequence[Observer] = (),
     trace: bool = False,
     progress: bool = False,
+    sass: str | None = None,
 ) -> Result:
     """Execute a kernel on the CPU and judge it.
 
@@ -58,6 +60,8 @@ def run(
     resident_ctas: how many CTAs fit on the chip at once (default: SMs of the kernel's architecture times what fits on one).
     observers: receive every event (`events.py`).
     trace: record what every warp executed and waited for (`Result.trace`, see `trace.py`), for a performance model.
+    sass: the kernel's disassembly (`cuobjdump -sass`, Triton's `kernel.asm["sass"]`): the registers that it uses behind each setmaxnreg
+        are compared with its count. Without it "register-pressure" is what PTX can tell.
     progress: show instructions per second and the time left on the terminal when a run takes longer than 2 s.
 
     Raises ParseError, UnsupportedInstruction or LaunchError for what cannot be run. What runs and is wrong is in `Result.reports`.
@@ -92,7 +96,10 @@ def run(
     program = launch.program
     if program.findings is None:
         program.findings = unfenced(program)
-    reports = [r for r in (*machine.reports, *program.findings) if r.kind in wanted]
+    static = [*program.findings, *(over_budget(sass) if sass is not None else ())]
+    if "register-pressure" in wanted:
+        static += pressure(program)
+    reports = [r for r in (*machine.reports, *static) if r.kind in wanted]
     return Result(reports, statistics, machine.finished, record)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,8 +122,7 @@ class Complete:
     stage: str = "done"
 
 
-@dataclass(frozen=True, slots=True)
-class BarrierId:
+class BarrierId(NamedTuple):
     """`kind` is "mbarrier" (key: byte offset in the owner's shared memory), "named" (key: barrier number) or "cluster" (key 0)."""
 
     kind: str

@@ -15,11 +15,11 @@ from tandem_attn.kernels.bound import Bound
 from tandem_attn.kernels.bound import bind as make_bound
 from tandem_attn.kernels.compile import TRITON, compiled
 from tandem_attn.kernels.forward import attend
-from tandem_attn.kernels.prepare import MAX_SCALARS, prepare
+from tandem_attn.kernels.prepare import prepare
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.mask_tree import has_data, lower
-from tandem_attn.spec.plan import FORWARD, Launch, Plan, Schedule, ScheduleKind, mask_scalars
+from tandem_attn.spec.plan import FORWARD, Launch, Plan, Schedule, ScheduleKind
 from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.predicates import UntraceableError
 from tandem_attn.spec.problem import Problem
@@ -86,8 +86,6 @@ def _lacks(problem: Problem, chip: str) -> str | None:
     for name in ("head_dim", "head_dim_v"):
         if getattr(problem, name) % 8:
             found.append(f"{name}={getattr(problem, name)} (multiples of 8)")
-    if len(mask_scalars(problem.mask.code)) > MAX_SCALARS:
-        found.append(f"the mask {problem.mask.code}")
     if max(problem.seqlen_q, problem.seqlen_k, problem.varlen * problem.total_q, problem.varlen * problem.total_k) > _MAX_ROWS:
         found.append(f"more than {_MAX_ROWS} rows")
     if not found:

@@ -1,99 +1,114 @@
-"""A forward bound to the properties of its tensors: all of its launch is laid out, but for addresses.
+"""A forward bound to the properties of its tensors: all that a call does is laid out, but for addresses.
 
-Binding prepares one call in full (``prepare``) and keeps the argument block, and from where each pointer and descriptor comes. A call then
-allocates O and LSE, writes addresses, and launches. It runs in every repeated call and counts in microseconds: that is why it is written
-out, and asks PyTorch for the stream in the short way that the code of PyTorch's compiler does.
+What the forward does beside its launches depends on properties alone: it allocates, fills, and lays out arguments. So binding carries it
+out once, watched through PyTorch's dispatcher and without launching, and keeps what was allocated and filled, and an argument block for
+each launch with a note of where its addresses come from. A forward that does anything else, convert an input say, is not bound.
+
+A bound call runs in every repeated call and counts in microseconds: that is why it is written out, and asks PyTorch for the stream in the
+short way that the code of PyTorch's compiler does.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from operator import getitem, itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tandem_attn.kernels import helpers
 from tandem_attn.kernels.compile import Kernel
-from tandem_attn.kernels.description import LaunchDescription
-from tandem_attn.kernels.launch import ArgumentBlock, encode, run
-from tandem_attn.kernels.prepare import POINTERS, aligned, prepare
+from tandem_attn.kernels.description import LaunchDescription, in_order
+from tandem_attn.kernels.forward import attend
+from tandem_attn.kernels.launch import ArgumentBlock, encode
+from tandem_attn.kernels.prepare import prepare
 from tandem_attn.spec.inputs import Inputs
-from tandem_attn.spec.mask_tree import has_data
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.problem import Problem
 
 _INPUTS = tuple(field.name for field in dataclasses.fields(Inputs))
-_CU_Q, _CU_K, _USED_K = (_INPUTS.index(name) for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"))
-_LSE, _COUNTER, _ORDER, _STARTS = (POINTERS.index(name) for name in ("lse", "counter", "order", "starts"))
-_PER_CALL = (_LSE, _COUNTER, _ORDER, _STARTS)
-_LENGTHS = ("seqused_q", "seqused_k")
-_GIVEN = {  # inputs that kernels may read where they lie
-    "cu_q": "cu_seqlens_q", "cu_k": "cu_seqlens_k", "used_q": "seqused_q", "used_k": "seqused_k", "sink": "sink", "slopes": "alibi_slopes",
-}  # fmt: skip
+_REQUIRED = 3  # q, k, v; the others may be None
 _MAPS_KEPT = 512  # addresses whose encoded descriptors each tensor of a bound call keeps
+_ALIGN = 16  # bytes, of what TMA reads
+
+_aten = torch.ops.aten
+_ALLOCATIONS = (_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.default, _aten.empty_strided.default)
+_CONSTANTS = (_aten.full.default,)
+_FILLS = {_aten.zero_.default: lambda _: 0.0, _aten.fill_.Scalar: lambda args: args[1]}
+_VIEWS = (_aten.view.default, _aten.expand.default, _aten.alias.default, _aten.detach.default, _aten.unsqueeze.default)
 
 # Missing in builds for a CPU only, where nothing is bound.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 _capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
-_empty_like = torch.empty_like
+_empty_like, _data_ptr = torch.empty_like, Tensor.data_ptr
 
 Counter = Callable[[int, int], Tensor]  # the dynamic scheduler's, of a device and a stream
 
 
+class _NotBoundError(Exception):
+    """The forward does something that a bound call does not repeat."""
+
+
+class _Recorder(TorchDispatchMode):
+    """Watches what PyTorch does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Tensor] = []
+        self.constants: list[Tensor] = []
+        self.fills: list[tuple[Tensor, float]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _ALLOCATIONS:
+            self.made.append(result)
+        elif func in _CONSTANTS:
+            self.constants.append(result)
+        elif func in _FILLS:
+            self.fills.append((args[0], _FILLS[func](args)))
+        elif func not in _VIEWS:
+            raise _NotBoundError(str(func))
+        return result
+
+
 def bind(kernel: Kernel, problem: Problem, plan: Plan, inputs: Inputs, device: int, sms: int, counter: Counter) -> Bound | None:
-    """Binds a call; its device, of index ``device``, is current.
+    """Binds a call; its device, of index ``device``, is current. None where a call does more than ``Bound`` repeats."""
+    inputs = _apart(inputs)
+    scheduler = torch.zeros(1, dtype=torch.int32, device=inputs.q.device)
+    launches: list[LaunchDescription] = []
 
-    None where a launch takes more from its tensors than addresses: a copy of one, in another layout or type.
-    """
-    q, k, v = inputs.q, inputs.k, inputs.v
-    if 0 in (problem.batch, q.numel(), k.numel(), v.numel()) or not all(aligned(x) is x for x in (q, k, v)):
+    def execute(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor) -> None:
+        launches.extend(in_order(prepare(kernel, problem, plan, inputs, out, lse, sms=sms, counter=scheduler)))
+
+    recorder = _Recorder()
+    try:
+        with recorder:
+            out, lse = attend(problem, plan, inputs, execute)
+        outputs = (out.data_ptr(), lse.data_ptr())  # what the dispatcher saw are other objects for the same memory
+        made = [out, lse, *(x for x in recorder.made if x.data_ptr() not in outputs)]
+        return Bound(inputs, made, scheduler, recorder, launches, device, counter) if launches else None
+    except _NotBoundError:
         return None
-    out = q.new_empty(*q.shape[:-1], problem.head_dim_v)
-    rows = q.shape[:-2]
-    lse = q.new_empty(*rows[:-1], problem.heads, rows[-1], dtype=torch.float32)
-    if has_data(problem.mask):  # a predicate may compute something else in the next call
-        return None
-    launch = prepare(kernel, problem, plan, inputs, out, lse, sms=sms, counter=lse)
-    if launch.extras or launch.after:
-        return None
-    sources = _sources(launch, inputs)
-    return None if sources is None else Bound(problem, plan, launch, sources, device, counter)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Sources:
-    """Pointers that are addresses of inputs, as (place among the pointers, number among the inputs), and constants kept for them."""
-
-    direct: tuple[tuple[int, int], ...]
-    constants: tuple[Tensor, ...]
-
-
-def _sources(launch: LaunchDescription, inputs: Inputs) -> _Sources | None:
-    direct, constants = [], []
-    for place, x in enumerate(launch.pointers):
-        if x is None or place in _PER_CALL:
-            continue
-        name = _GIVEN.get(POINTERS[place], "")
-        given = getattr(inputs, name) if name else None
-        if given is not None and given.data_ptr() == x.data_ptr():
-            direct.append((place, _INPUTS.index(name)))
-        elif given is None and name in _LENGTHS:
-            constants.append(x)  # all of a tensor is used: this follows from its shape
-        else:
-            return None
-    return _Sources(tuple(direct), tuple(constants))
-
-
-def _template(x: Tensor) -> Tensor:
-    """One element in the shape of ``x``, to make others like it."""
-    return x.new_empty(1).expand(x.shape)
+def _apart(inputs: Inputs) -> Inputs:
+    """The inputs, each optional one at an address of its own; values are not read."""
+    seen: set[int] = set()
+    fresh: dict[str, Tensor] = {}
+    for name in _INPUTS[_REQUIRED:]:
+        x = getattr(inputs, name)
+        if x is not None and x.data_ptr() in seen:
+            fresh[name] = x = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        if x is not None:
+            seen.add(x.data_ptr())
+    return dataclasses.replace(inputs, **fresh) if fresh else inputs
 
 
 class _Maps(dict[int, bytes]):
-    """Encoded descriptors of one tensor, of its head's and (where there is one) its tail's, by its address."""
+    """Encoded descriptors of one tensor, its head's and (where there is one) its tail's, by its address."""
 
     def __init__(self, launch: LaunchDescription, index: int) -> None:
         super().__init__()
@@ -108,52 +123,73 @@ class _Maps(dict[int, bytes]):
         return found
 
 
+class _Step:
+    """One launch: an argument block, and which of a call's addresses go where.
+
+    Args:
+        numbers: of an address of the call that was bound, its place in the list of a call's addresses; None: it stays as it is.
+    """
+
+    def __init__(self, launch: LaunchDescription, numbers: dict[int, int | None], device: int) -> None:
+        block = ArgumentBlock(launch.kernel, device)
+        block.write(launch)
+        self._launch, self._grid = block.launch, launch.grid * launch.kernel.ctas
+        self._maps_view, self._words = block.maps, block.words
+        sources = (0, 1, 2, numbers[launch.described[3].data_ptr()] or 0) if launch.maps else ()  # q, k, v, O
+        self._maps = [_Maps(launch, i) for i in range(len(sources))]
+        self._described = itemgetter(*sources) if sources else tuple
+        self._pointers = []
+        for place, x in block.tensors(launch):
+            if x.data_ptr() not in numbers:
+                raise _NotBoundError(f"an address within a tensor: word {place}")
+            if (source := numbers[x.data_ptr()]) is not None:
+                self._pointers.append((place, source))
+
+    def __call__(self, addresses: list[int], stream: int) -> None:
+        self._maps_view[:] = b"".join(map(getitem, self._maps, self._described(addresses)))
+        words = self._words
+        for place, source in self._pointers:
+            words[place] = addresses[source]
+        self._launch(self._grid, stream)
+
+
 class Bound:
     """Takes the tensors of ``Inputs`` in their order; returns O and LSE. For one device and one thread.
 
     None is returned where a call has to be prepared by itself: TMA cannot read its tensors where they lie, or a CUDA graph is captured.
     """
 
-    def __init__(self, problem: Problem, plan: Plan, launch: LaunchDescription, sources: _Sources, device: int, counter: Counter) -> None:
-        block = ArgumentBlock(launch.kernel, device)
-        block.write(launch)
-        self._groups, self._plan, self._packed = problem.heads // plan.pack_gqa, plan, plan.varlen
-        self._words, self._launch, self._grid = block.words, block.launch, launch.grid * launch.kernel.ctas
-        self._maps = tuple(_Maps(launch, i) for i in range(4))
-        self._maps_at = block.maps
-        self._like_out, self._like_lse = _template(launch.described[3]), _template(launch.pointers[_LSE])  # type: ignore[arg-type]
-        self._direct, self._constants = sources.direct, sources.constants
-        self._device, self._counter_of, self._counter, self._stream = device, counter, launch.pointers[_COUNTER], -1
+    def __init__(
+        self, inputs: Inputs, made: list[Tensor], scheduler: Tensor, recorder: _Recorder, launches: list[LaunchDescription], device: int,
+        counter: Counter,
+    ) -> None:  # fmt: skip
+        given = [getattr(inputs, name) for name in _INPUTS]
+        self._read = itemgetter(*(i for i, x in enumerate(given) if x is not None))
+        numbers: dict[int, int | None] = {x.data_ptr(): None for x in recorder.constants}
+        numbers |= {x.data_ptr(): i for i, x in enumerate([*self._read(given), *made, scheduler])}
+        self._steps = [_Step(launch, numbers, device) for launch in launches]
+        self._constants = recorder.constants
+        self._like = [x.new_empty(1).expand(x.shape) for x in made]
+        places = {x.data_ptr(): i for i, x in enumerate(made)}
+        self._fills = [(places[x.data_ptr()], value) for x, value in recorder.fills]
+        self._device, self._counter_of, self._counter, self._stream = device, counter, scheduler, -1
 
     def __call__(self, tensors: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
-        q, k, v = tensors[0].data_ptr(), tensors[1].data_ptr(), tensors[2].data_ptr()
-        if (q | k | v) & 15 or _capturing():
+        addresses = [*map(_data_ptr, self._read(tensors))]
+        if (addresses[0] | addresses[1] | addresses[2]) % _ALIGN or _capturing():
             return None
         device = self._device
         if _current_device() != device:
             with torch.cuda.device(device):
                 return self(tensors)
-        stream, words = _current_stream(device), self._words
+        stream = _current_stream(device)
         if stream != self._stream:
             self._stream, self._counter = stream, self._counter_of(device, stream)
-            words[_COUNTER] = self._counter.data_ptr()
-        out, lse = _empty_like(self._like_out), _empty_like(self._like_lse)
-        maps_q, maps_k, maps_v, maps_out = self._maps
-        maps = maps_q[q], maps_k[k], maps_v[v], maps_out[out.data_ptr()]
-        self._maps_at[:] = b"".join(maps)
-        words[_LSE] = lse.data_ptr()
-        for place, number in self._direct:
-            words[place] = tensors[number].data_ptr()
-        kept = self._pack(tensors, out, lse, stream) if self._packed else None  # until the launch is in the stream
-        self._launch(self._grid, stream)
-        del kept
-        return out, lse
-
-    def _pack(self, tensors: tuple[Any, ...], out: Tensor, lse: Tensor, stream: int) -> tuple[Tensor, Tensor]:
-        """Rows that no tile covers, and the order of the tiles."""
-        out.zero_()
-        lse.fill_(float("-inf"))
-        order, starts, launch = helpers.packed_tiles(self._plan, tensors[_CU_Q], tensors[_CU_K], tensors[_USED_K], self._groups)
-        run(launch, self._device, stream)
-        self._words[_ORDER], self._words[_STARTS] = order.data_ptr(), starts.data_ptr()
-        return order, starts
+        made = [*map(_empty_like, self._like)]
+        for i, value in self._fills:
+            made[i].fill_(value)
+        addresses += map(_data_ptr, made)
+        addresses.append(self._counter.data_ptr())
+        for step in self._steps:
+            step(addresses, stream)
+        return made[0], made[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,3 +59,12 @@ class LaunchDescription(NamedTuple):
     extras: tuple[Extra, ...] = ()
     before: tuple[LaunchDescription, ...] = ()
     after: tuple[LaunchDescription, ...] = ()
+
+
+def in_order(launch: LaunchDescription) -> Iterator[LaunchDescription]:
+    """A launch, with those it needs before it and after it."""
+    for each in launch.before:
+        yield from in_order(each)
+    yield launch
+    for each in launch.after:
+        yield from in_order(each)

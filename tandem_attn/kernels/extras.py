@@ -8,12 +8,15 @@ from __future__ import annotations
 from tandem_attn.spec import mask_tree
 from tandem_attn.spec.plan import Plan
 
-NAMES = ("mask_data", "bias_data", "pages", "parts")  # in the kernel's order, behind all other arguments
+NAMES = ("bounds", "mask_data", "bias_data", "pages", "parts")  # in the kernel's order, behind all other arguments
+SCALARS = 4  # runtime window bounds that every kernel takes
 _BIAS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
 
 
 def types(name: str, plan: Plan) -> tuple[str, ...]:
     """Types of one of ``NAMES`` in Triton's notation; none where the plan does without."""
+    if name == "bounds":  # of windows, beyond the few that every kernel takes
+        return ("i32",) * max(0, mask_tree.parse(plan.mask).scalars - SCALARS)
     if name == "mask_data":
         return tuple(_triton_type(kind) for kind in mask_tree.parse(plan.mask).data)
     if name == "bias_data":  # address, rows, columns, strides of batch, head, row, column

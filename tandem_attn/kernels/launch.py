@@ -10,12 +10,13 @@ import ctypes
 import functools
 import struct
 import threading
+from collections.abc import Iterator
 
 from torch import Tensor
 
 from tandem_attn.kernels import cuda
 from tandem_attn.kernels.compile import Kernel
-from tandem_attn.kernels.description import LaunchDescription, TensorMap
+from tandem_attn.kernels.description import LaunchDescription, TensorMap, in_order
 
 
 class ArgumentBlock:
@@ -24,7 +25,7 @@ class ArgumentBlock:
     Attributes:
         launch: runs the kernel with what the block holds, as ``launch(grid, stream)``.
         maps: the descriptors, each tensor's head beside its tail (where the kernel has tails).
-        words: the pointers, as 64-bit words.
+        words: everything else, as 64-bit words.
     """
 
     def __init__(self, kernel: Kernel, device: int) -> None:
@@ -35,14 +36,21 @@ class ArgumentBlock:
         start = -address % cuda.TENSOR_MAP_ALIGN
         self.maps = memoryview(memory).cast("B")[start : start + maps_bytes]
         self._numbers = memoryview(memory).cast("B")[start + maps_bytes : start + maps_bytes + self._values.size]
-        self.words = self._numbers[: (len(kernel.codes) - len(kernel.codes.lstrip("Q"))) * struct.calcsize("Q")].cast("Q")
+        self.words = self._numbers.cast("Q")
         self.launch = cuda.Launch(_function(kernel, device), kernel.threads, kernel.shared_bytes, _pointers(address + start, kernel))
 
     def write(self, launch: LaunchDescription) -> None:
         """Fills the whole block."""
         self.maps[:] = _encoded(tuple(launch.maps[i] for i in self._order))
-        values = (*launch.numbers, *(_value(x) for x in launch.extras)) if launch.extras else launch.numbers
-        self._values.pack_into(self._numbers, 0, *[0 if x is None else x.data_ptr() for x in launch.pointers], *values, 0, 0)
+        values = [_value(x) for x in (*launch.pointers, *launch.numbers, *launch.extras)]
+        self._values.pack_into(self._numbers, 0, *values, 0, 0)
+
+    def tensors(self, launch: LaunchDescription) -> Iterator[tuple[int, Tensor]]:
+        """The tensors among a launch's values, but for empty ones, each with the number of its word."""
+        codes = launch.kernel.codes
+        for i, x in enumerate((*launch.pointers, *launch.numbers, *launch.extras)):
+            if isinstance(x, Tensor) and x.numel():
+                yield _place(codes, i) // struct.calcsize("Q"), x
 
 
 def _map_order(kernel: Kernel) -> list[int]:
@@ -75,6 +83,11 @@ def _values(kernel: Kernel) -> struct.Struct:
     return struct.Struct(f"{kernel.codes}0Q2Q")
 
 
+def _place(codes: str, i: int) -> int:
+    """Bytes before the i-th value."""
+    return struct.calcsize(codes[: i + 1]) - struct.calcsize(codes[i])
+
+
 def _pointers(start: int, kernel: Kernel) -> ctypes.Array[ctypes.c_void_p]:
     """Address of every kernel parameter. After each descriptor come its shape and strides, which our kernels do not read."""
     order, half = _map_order(kernel), len(kernel.descriptors) // 2
@@ -84,8 +97,7 @@ def _pointers(start: int, kernel: Kernel) -> ctypes.Array[ctypes.c_void_p]:
     for i, (_, box) in enumerate(kernel.descriptors):
         place = order.index(i if kernel.has_tails else i % half)
         addresses += [start + place * cuda.TENSOR_MAP_BYTES, *[zeros] * (2 * len(box))]
-    for i, code in enumerate(kernel.codes):
-        addresses.append(values + struct.calcsize(kernel.codes[: i + 1]) - struct.calcsize(code))
+    addresses += [values + _place(kernel.codes, i) for i in range(len(kernel.codes))]
     addresses += [zeros, zeros + struct.calcsize("Q")]
     return (ctypes.c_void_p * len(addresses))(*addresses)
 
@@ -107,15 +119,12 @@ _local = threading.local()
 
 
 def run(launch: LaunchDescription, device: int, stream: int) -> None:
-    """Runs a launch, and in order those it needs before and after it, on a CUDA stream, given by its handle, of the current device."""
-    for each in launch.before:
-        run(each, device, stream)
+    """Runs a launch and those it needs before and after it, on a stream, given by its handle, of the current device, ``device``."""
     blocks: dict[tuple[int, int], ArgumentBlock] = _local.__dict__.setdefault("blocks", {})
-    key = (id(launch.kernel), device)
-    block = blocks.get(key)
-    if block is None:
-        block = blocks[key] = ArgumentBlock(launch.kernel, device)
-    block.write(launch)
-    block.launch(launch.grid * launch.kernel.ctas, stream)
-    for each in launch.after:
-        run(each, device, stream)
+    for each in in_order(launch):
+        key = (id(each.kernel), device)
+        block = blocks.get(key)
+        if block is None:
+            block = blocks[key] = ArgumentBlock(each.kernel, device)
+        block.write(each)
+        block.launch(each.grid * each.kernel.ctas, stream)

@@ -14,13 +14,13 @@ from torch import Tensor
 from tandem_attn.kernels import helpers
 from tandem_attn.kernels.compile import Kernel
 from tandem_attn.kernels.description import Extra, LaunchDescription, TensorMap
+from tandem_attn.kernels.extras import SCALARS
 from tandem_attn.kernels.mask_data import mask_data
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.plan import ELEMENT_BYTES, Launch, Plan, ScheduleKind, mask_scalars
 from tandem_attn.spec.problem import Problem
 
 LOG2E = math.log2(math.e)
-MAX_SCALARS = 4  # runtime window bounds that a kernel takes
 _ENDLESS = 1 << 30
 
 # The arguments of every forward kernel, in order.
@@ -78,10 +78,10 @@ def prepare(
         (q, k, v, out, q, k, v, out),
         (lse, counter, *lengths, sink, slopes, order, starts),
         (
-            *window, *(0,) * (MAX_SCALARS - len(window)), problem.scale_value * LOG2E, problem.softcap,
+            *window[:SCALARS], *(0,) * (SCALARS - len(window)), problem.scale_value * LOG2E, problem.softcap,
             rows, keys, rows, k.shape[-3], problem.batch, heads, problem.heads_per_kv, blocks, section, tiles, rows,
         ),
-        (*data, *_bias(plan, inputs), *_pages(inputs), *parts),
+        (*window[SCALARS:], *data, *_bias(plan, inputs), *_pages(inputs), *parts),
         (*before, *ranges),
         after,
     )  # fmt: skip

@@ -102,6 +102,7 @@ class Tree:
     root: Node
     data: tuple[str, ...]
     documents: int
+    scalars: int  # window bounds known at run time
 
 
 def parse(structure: str) -> Tree:
@@ -114,7 +115,7 @@ def parse(structure: str) -> Tree:
     root = reader.mask()
     if reader.text:
         raise ValueError(f"structure has trailing text {reader.text!r}: {structure!r}")
-    return Tree(root, tuple(reader.data), reader.documents)
+    return Tree(root, tuple(reader.data), reader.documents, reader.scalars)
 
 
 class _Reader:

@@ -221,7 +221,8 @@ class Predicate(Mask):
 
     It gets integer arrays that broadcast and must return an array of their joint shape (use ``&``, ``|``, ``~`` and comparisons; ``if``,
     ``and``, ``or`` and ``not`` fail with "Boolean value of Tensor ... is ambiguous"). It may read tensors it
-    captures. Under ``torch.compile`` create it outside the compiled function.
+    captures. Under ``torch.compile`` create it outside the compiled function. Our GPU kernels compile it in, which takes the operations of
+    ``spec.predicates``; there a captured number is a constant of the code, and a 0-d tensor a number that may change.
     """
 
     fn: PredicateFn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from tandem_attn.bench import ours, peers, presets, protocol, report, run, truth
+from tandem_attn.bench import machine, ours, peers, presets, protocol, report, run, truth
 from tandem_attn.bench.cases import BACKWARD, DECODE, VARLEN, Case, by_tokens, tensors
 from tandem_attn.bench.machine import commit
 from tandem_attn.bench.plot import plot
@@ -207,6 +208,29 @@ def test_plot(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "plot.svg").read_text()
     with pytest.raises(ValueError, match="dense"):
         plot(cells(SMALL["decode"]), {}, tmp_path / "none.svg")
+
+
+@pytest.mark.parametrize(
+    "lines, found",
+    [
+        ("1500, 3201, 600.5, 60\\n1600, 3201, 650.5, 62", {"sm_mhz": 1550.0, "memory_mhz": 3201.0, "watts": 625.5, "celsius": 61.0}),
+        ("1500, [N/A], 600, 60", {}),
+    ],
+)
+def test_telemetry_reads_nvidia_smi(lines: str, found: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\nprintf '{lines}\\n'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(machine, "_which", lambda: [])
+    with machine.Telemetry() as telemetry:
+        assert telemetry._process is not None
+        telemetry._process.wait(timeout=10)
+        telemetry._reader.join(timeout=10)
+        assert telemetry.since(0.0) == found
+        later = telemetry.since(time.monotonic())
+    assert later == ({} if not found else {"sm_mhz": 1500.0, "memory_mhz": 3201.0, "watts": 600.5, "celsius": 60.0})
 
 
 def test_commit_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,10 +89,3 @@ def test_wrong_flags_end_in_a_message(arguments: tuple[str, ...], message: str) 
     code, text = run(*arguments)
     assert code != 0
     assert message in text, text
-
-
-@pytest.mark.parametrize("arch", sorted({"sm_90a", "sm_100a", "sm_103a"} - set(emulated.CHIPS)))
-def test_an_architecture_without_a_kernel_is_said(arch: str) -> None:
-    code, text = run("--arch", arch)
-    assert code == 1
-    assert "no kernel of our own yet" in text and "--arch sm_90a" in text

@@ -39,6 +39,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
     monkeypatch.setattr(ahead, "through_disk", compiled)
     monkeypatch.setattr(ahead, "usage", lambda cubin: ahead_usage)
+    monkeypatch.setattr(ahead, "_helpers", lambda *_: None)
     return seen
 
 
@@ -126,6 +127,12 @@ def test_workers_share_the_work(tmp_path: Path, place: Path) -> None:
     assert done.exit_code == 0, done.output
     assert len(list(place.glob("*.kernel"))) == 2
     assert [row["problems"][0].split()[6].partition("(")[0] for row in json.loads(done.stdout)] == ["window", "full"]
+
+
+def test_helpers_of_packed_sequences_are_there_too(place: Path) -> None:
+    done = invoke("--varlen", "300,0,70", "--heads", "2", "--head-dim", "16", "--mask", "causal", "--sink")
+    assert done.exit_code == 0, done.output
+    assert len(list(place.glob("*.kernel"))) == 2  # the forward, and the order of its tiles
 
 
 def test_contains(place: Path) -> None:

@@ -247,6 +247,44 @@ def test_table_is_bounded_and_keeps_nothing_alive(recorder: Recorder, monkeypatc
     assert [ref() for ref in alive] == [None] * 4
 
 
+@pytest.mark.parametrize("where", ["own rows", "batch index", "pages"])
+def test_cache_calls(where: str, recorder: Recorder) -> None:
+    k_cache, v_cache = (torch.randn(3, 8, 2, 8) for _ in range(2))
+    places = {
+        "own rows": {},
+        "batch index": {"cache_batch_idx": torch.tensor([2, 0], dtype=torch.int32)},
+        "pages": {"page_table": torch.tensor([[2, 0], [1, 2]], dtype=torch.int32)},
+    }[where]
+    if where == "own rows":
+        k_cache, v_cache = k_cache[:2], v_cache[:2]
+    for i, used in enumerate(([3, 8], [0, 5])):
+        q, lengths = torch.randn(2, 1, 4, 8), torch.tensor(used, dtype=torch.int32)
+        got = tandem_attn.attention_kvcache(q, k_cache, v_cache, lengths, backend="recorder", **places)
+        want = tandem_attn.attention_kvcache(q, k_cache, v_cache, lengths, backend="reference", **places)
+        assert torch.equal(got, want)
+        assert (recorder.binds, recorder.calls) == (1, i)
+    new = torch.randn(2, 1, 2, 8)
+    tandem_attn.attention_kvcache(q, k_cache, v_cache, lengths, k=new, v=new, backend="recorder", **places)
+    tandem_attn.attention_kvcache(q, k_cache, v_cache, 3, backend="recorder", **places)
+    assert recorder.calls == 1, "calls that append, and lengths that are numbers, are checked each time"
+
+
+def test_no_room_to_bind(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is there; a later call may bind."""
+    q, k, v = qkv()
+    real = backends.BACKENDS["recorder"]
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setitem(backends.BACKENDS, "recorder", dataclasses.replace(real, bind=full))
+    want = tandem_attn.attention(q, k, v, backend="recorder")
+    monkeypatch.setitem(backends.BACKENDS, "recorder", real)
+    got = [tandem_attn.attention(q, k, v, backend="recorder") for _ in range(2)]
+    assert all(torch.equal(x, want) for x in got)
+    assert (recorder.binds, recorder.calls) == (1, 1)
+
+
 def test_masks_with_tensors_are_not_remembered(recorder: Recorder) -> None:
     q, k, v = qkv()
     for mask in (tandem_attn.Document([0] * 7), tandem_attn.Predicate(lambda b, h, i, j: j <= i), lambda b, h, i, j: j >= i):

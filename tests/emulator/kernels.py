@@ -28,9 +28,11 @@ def kernel(body: str, params: int = 0, target: str = "sm_90a") -> str:
     return HEAD.format(target=target, params=names) + body + "\n    ret;\n}\n"
 
 
-def launch(body: str, *args: object, target: str = "sm_90a", threads: int = 32, grid: int = 1, **options: object) -> object:
+def launch(
+    body: str, *args: object, target: str = "sm_90a", threads: int = 32, grid: int | tuple[int, ...] = 1, **options: object
+) -> object:
     """Run `body` as a kernel; `args` are its parameters."""
-    return run(kernel(body, len(args), target), list(args), (grid,), block=(threads,), **options)
+    return run(kernel(body, len(args), target), list(args), grid, block=(threads,), **options)
 
 
 def store_lanes(register: str, kind: str = "b32", size: int = 4) -> str:

@@ -124,11 +124,11 @@ def cases():
                 yield pytest.param(kind, target, instruction, id=instruction.split(";")[0])
 
 
-def evaluate(target: str, instruction: str, data: np.ndarray, backend: str) -> np.ndarray:
+def evaluate(target: str, instruction: str, data: np.ndarray, backend: str, schedule: str = "at-issue") -> np.ndarray:
     out = np.zeros((256, 2), np.uint32)
     body = LOAD + f"    {instruction};\n    {TO_PAIR[target]}\n" + STORE
     body = body.replace("cvt.f64.f32 %rd10", "{ .reg .f64 %d; cvt.f64.f32 %d").replace("%d, %f1;", "%d, %f1; mov.b64 %rd10, %d; }")
-    result = launch(body, out, data, threads=256, backend=backend, target="sm_100a")
+    result = launch(body, out, data, threads=256, backend=backend, schedule=schedule, target="sm_100a")
     assert result.ok, result.reports
     return out
 
@@ -141,13 +141,17 @@ def one_nan(bits: np.ndarray) -> np.ndarray:
 @pytest.mark.skipif(not native.available(), reason="llvmlite is not installed: there is one backend only")
 @pytest.mark.parametrize(("kind", "target", "instruction"), list(cases()))
 def test_backends_agree_bit_by_bit(kind, target, instruction):
+    """NumPy and LLVM, each for four warps at once and (in the random schedule) for one."""
     data = inputs(kind)
-    first, second = (evaluate(target, instruction, data, backend) for backend in ("numpy", "llvm"))
-    if "f32x2" in instruction:  # which bits its NaN has is not known: each backend leaves what its arithmetic gives
-        first, second = one_nan(first), one_nan(second)
-    wrong = np.flatnonzero((first != second).any(axis=1))
-    where = wrong[0] if len(wrong) else 0
-    assert not len(wrong), f"{len(wrong)} lanes differ, the first {where}: inputs {data[:, where]}, {first[where]} and {second[where]}"
+    forms = [(backend, schedule) for backend in ("numpy", "llvm") for schedule in ("at-issue", "random")]
+    first, *others = (evaluate(target, instruction, data, *form) for form in forms)
+    for form, other in zip(forms[1:], others, strict=True):
+        a, b = first, other
+        if "f32x2" in instruction:  # which bits its NaN has is not known: each backend leaves what its arithmetic gives
+            a, b = one_nan(a), one_nan(b)
+        wrong = np.flatnonzero((a != b).any(axis=1))
+        at = wrong[0] if len(wrong) else 0
+        assert not len(wrong), f"{form}: {len(wrong)} lanes differ, the first {at}: inputs {data[:, at]}, {a[at]} and {b[at]}"
 
 
 def float_of(bits: int) -> float:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tandem_attn.emulator import run
 from tests.emulator.kernels import kernel, kinds, launch, store_lanes
 
 INIT = "mov.b32 %r1, smem; setp.eq.u32 %p1, %tid, 0; @%p1 mbarrier.init.shared::cta.b64 [%r1], {count}; bar.sync 0;\n"
@@ -228,3 +229,10 @@ def test_registers_read_before_any_write_are_reported_on_request():
     assert launch(body.format(first="mov.b32 %r1, 3;"), out, checks=["uninitialised-register"]).ok
     result = launch(body.format(first=""), out, checks=["uninitialised-register"])
     assert kinds(result) == ["uninitialised-register"] and "%r1 is read" in result.reports[0].message
+
+
+def test_a_full_register_file_grants_what_it_was_divided_into():
+    """256 threads of 255 registers hold all 65,536: they are handed out in eights, so `setmaxnreg.inc` to 256 has nothing to wait for."""
+    text = kernel("setmaxnreg.inc.sync.aligned.u32 256;").replace(")\n{", ")\n.maxnreg 256\n{")
+    result = run(text, [], (1,), block=(256,))
+    assert result.ok, result.reports

@@ -84,6 +84,50 @@ def test_one_of_two_barriers_is_equivalent():
         assert reason(mutant, log) == "its neighbouring barriers order everything that conflicts"
 
 
+def mutant_of(ptx, line, what):
+    return next(m for m in mutants(ptx) if m.before.startswith(line) and m.what == what)
+
+
+def test_a_neighbour_at_which_a_warp_only_arrives_is_none():
+    """bar.arrive does not hold the warp, so the barrier between it and the access is needed; the judge agrees."""
+    ptx = REVERSE.replace("bar.sync 1;\n", "setp.lt.u32 %p1, %r0, 32;\n@%p1 bar.arrive 1, 64;\n@!%p1 bar.sync 1, 64;\n")
+    ptx = ptx.replace(".reg .b32 %r<8>;", ".reg .b32 %r<8>; .reg .pred %p1;")
+    mutant = mutant_of(ptx, "bar.sync 0", "barrier deleted")
+    assert not reason(mutant, log_of(reverse(ptx)))
+    assert judge(partial(reverse, ptx), mutant.ptx).how == "race"
+
+
+def test_a_barrier_that_other_instructions_share_is_not_deleted_alone():
+    """The warps come to barrier 0 by two instructions: without one the other waits for ever, whatever its neighbours order."""
+    ptx = REVERSE.replace("bar.sync 0;\n", "setp.lt.u32 %p1, %r0, 32;\n@%p1 bar.sync 0, 64;\n@!%p1 bar.sync 0, 64;\n")
+    ptx = ptx.replace(".reg .b32 %r<8>;", ".reg .b32 %r<8>; .reg .pred %p1;")
+    mutant = mutant_of(ptx, "@%p1 bar.sync 0", "barrier deleted")
+    assert not reason(mutant, log_of(reverse(ptx)))
+    assert judge(partial(reverse, ptx), mutant.ptx).how in ("deadlock", "state")
+
+
+def test_an_empty_group_counts_for_a_wait_that_keeps_one():
+    """Without the second, empty commit, wait_group.read 1 no longer waits for the copy: the commit was executed, and matters."""
+    copy = "st.shared.b32 [%r3], %r0;\nfence.proxy.async;\nbar.sync 0;\nsetp.eq.u32 %p1, %r0, 0;\n"
+    copy += "@%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r2], 256;\n@%p1 cp.async.bulk.commit_group;\n"
+    copy += "@%p1 cp.async.bulk.commit_group; // empty\n@%p1 cp.async.bulk.wait_group.read 1;\nbar.sync 0;\n"
+    ptx = REVERSE.replace("st.shared.b32 [%r3], %r0;\n", copy + "st.shared.b32 [%r3], %r0;\n")
+    ptx = ptx.replace(".reg .b32 %r<8>;", ".reg .b32 %r<8>; .reg .pred %p1;").replace("smem[1024]", "smem[1024]")
+    ptx = ptx.replace("st.global.b32 [%rd1], %r5;\n", "@%p1 cp.async.bulk.wait_group 0;\nbar.sync 0;\nst.global.b32 [%rd1], %r5;\n")
+    empty = [m for m in mutants(ptx) if m.what == "commit deleted"][1]
+    assert not reason(empty, log_of(reverse(ptx)))
+    assert judge(partial(reverse, ptx), empty.ptx).how == "race"
+
+
+def test_a_warp_that_has_diverged_needs_its_barrier():
+    """bar.warp.sync between two barriers orders nothing here, but makes the lanes converge behind a branch."""
+    branch = "bar.warp.sync -1;\nsetp.lt.u32 %p1, %r0, 5;\n@%p1 bra skip;\nadd.u32 %r5, %r5, 1;\nskip:\nbar.warp.sync -1; // second\n"
+    ptx = REVERSE.replace("bar.sync 1;\n", branch).replace(".reg .b32 %r<8>;", ".reg .b32 %r<8>; .reg .pred %p1;")
+    first, second = (m for m in mutants(ptx) if m.before.startswith("bar.warp.sync"))
+    log = log_of(reverse(ptx))
+    assert reason(first, log) and not reason(second, log)
+
+
 @pytest.mark.parametrize("name", [k.name for k in KERNELS if k.checks == "all" and k.cluster == 1])
 def test_mutants_of_the_repaired_kernels_are_caught_or_equivalent(name):
     kernel = next(k for k in KERNELS if k.name == name)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tandem_attn.emulator import LaunchError, run
-from tandem_attn.emulator.launch.tensormap import TensorDescriptor, decode, encode
+from tandem_attn.emulator.launch.tensormap import TensorDescriptor, decode, encode, from_descriptor
 from tests.emulator.kernels import kernel, launch, store_lanes
 
 
@@ -107,6 +107,15 @@ def test_a_descriptor_may_start_before_its_tensor():
     result = run(text, [early, out], (1,), block=(32,), shared=2048)
     assert result.ok, result.reports
     assert out.reshape(4, 8).tolist() == [*rows[1:3].tolist(), [0] * 8, [0] * 8]
+
+
+def test_a_descriptor_of_triton_may_round_to_tf32():
+    class Rounding(TensorDescriptor):
+        round_f32_to_tf32 = True
+
+    data = np.zeros((4, 8), np.float32)
+    assert decode(from_descriptor(Rounding.of(data, [4, 8]))).element == "tf32"
+    assert decode(from_descriptor(TensorDescriptor.of(data, [4, 8]))).element == "f32"
 
 
 @pytest.mark.parametrize(

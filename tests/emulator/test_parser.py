@@ -30,6 +30,30 @@ def test_operands_and_their_kinds():
     assert code[2].operands[2].as_float() == 1.0
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("(1 << 5) | 3", 35), ("-(7 - 2) * 3", -15), ("7 / -2", -3), ("-7 % 3", -1), ("~0 & 0xFF", 255), ("1 + 2 * 3 == 7", 1),
+        ("5 > 3 ? 10 : 20", 10), ("0 || 4", 1), ("2 && 0", 0), ("!3", 0), ("(.u64)-1 >> 60", 15), ("-1 >> 60", -1), ("-1 < 1", 1),
+        ("-1 < 1U", 0), ("1 ^ 3 | 4", 6), ("WARP_SZ * 4", 128), ("10 - 4 - 3", 3), ("0x10 + 010", 24), ("+5", 5), ("1 << 64", 0),
+    ],
+)  # fmt: skip
+def test_constant_expressions(text, value):
+    """PTX manual, "Constant Expressions", "Summary of Constant Expression Evaluation Rules": C's precedence, 64 bits."""
+    assert lines(f"    mov.b64 %rd1, {text};")[0].operands[1] == Imm(value)
+    address = lines(f"    ld.shared.b32 %r1, [%r2+({text})];")[0].operands[1]
+    assert address.offset == value
+
+
+def test_constant_expressions_of_floats_sizes_and_data():
+    assert lines("    mov.f64 %rd1, 1.5 * 2.0 - 0.5;")[0].operands[1].as_float() == 2.5
+    assert lines("    mov.f32 %f1, -0.5;")[0].operands[1].as_float() == -0.5
+    assert lines("    mov.b32 %r1, smem+4*(2+1);")[0].operands[1].offset == 12
+    module = parse(kernel("    .shared .b8 room[4 * 16 + 1];") + ".global .b32 data[2] = {1 << 4, -(2 + 3)};\n")
+    assert next(v for v in module.variables.values() if v.name.startswith("room")).size == 65
+    assert module.variables["data"].data == (16).to_bytes(4, "little") + (2**32 - 5).to_bytes(4, "little")
+
+
 def test_scopes_shadow_registers_and_labels():
     module = parse(
         kernel("""
@@ -100,12 +124,28 @@ JOIN: mov.b32 %r2, %r1;
         ("    add.s32 %r1 %r2;", ParseError, "expected ','"),
         ("    .mystery 3;", ParseError, "unknown directive"),
         ("    mov.b32 %r1, #;", ParseError, "unexpected character"),
+        ("    mov.b32 %r1, 4 / (2 - 2);", ParseError, "division by zero"),
+        ("    mov.b32 %r1, 4 + 1.5;", ParseError, "integer and floating-point"),
+        ("    mov.b32 %r1, (4 + 2;", ParseError, "expected ')'"),
         ("    frobnicate.b32 %r1, %r2;", UnsupportedInstruction, "frobnicate.b32 is not known"),
         ("    mov.b32 %r1, undefined_symbol;", ParseError, "'undefined_symbol' is not defined"),
+        ("    tcgen05.mma.sp.cta_group::1.kind::f16 [%r1], %rd1, %rd2, [%r4], %r2, %p1;", UnsupportedInstruction, "sparse tcgen05.mma"),
+        ("    tcgen05.mma.cta_group::1.kind::f16.ashift [%r1], [%r3], %rd2, %r2, %p1;", UnsupportedInstruction, "convolution tcgen05.mma"),
         (
-            "    tcgen05.mma.cta_group::1.kind::mxf4.block_scale [%r1], %rd1, %rd2, %r2, [%r3], [%r4], %p1;",
+            "    tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale [%r1], %rd1, %rd2, %r2, [%r3], [%r4], %p1;",
             UnsupportedInstruction,
-            "not executed",
+            "no scale vector size",
+        ),
+        (
+            "    wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%f1, %f2, %f3, %f4}, %rd1, %rd2, %r1, 0, 1, 1, 1, 0, 0;",
+            UnsupportedInstruction,
+            "sparse wgmma",
+        ),
+        (
+            "    mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%f1, %f2, %f3, %f4}, {%r1, %r2, %r3, %r4}, {%r1, %r2, %r3, %r4}, "
+            "{%f1, %f2, %f3, %f4}, %r1, 0;",
+            UnsupportedInstruction,
+            "sparse mma",
         ),
     ],
 )

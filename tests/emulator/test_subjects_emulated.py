@@ -1,6 +1,5 @@
 """The emulator runs every subject to the right numbers with nothing to report, whatever the schedule."""
 
-import re
 from functools import partial
 
 import pytest
@@ -11,7 +10,6 @@ pytest.importorskip("triton", reason="subjects are written in Triton and Gluon: 
 from tandem_attn.emulator import run
 from tests.emulator.ptx import catalog
 from tests.emulator.ptx.emulate import run_case
-from tests.emulator.ptx.gaps import GAPS, gap
 from tests.emulator.subjects import nvcc, plain_triton
 from tests.emulator.subjects.gemm_sm90 import gemm_sm90
 from tests.emulator.subjects.gemm_sm100 import CLUSTERS, gemm_sm100
@@ -82,14 +80,5 @@ def test_forbidden_kernels_are_reported():
 
 @pytest.mark.parametrize("family", catalog.FAMILIES)
 def test_micro_kernels_run_clean(family):
-    found = failures(case for case in catalog.cases(family) if not gap(case.name) and not case.faults)
+    found = failures(case for case in catalog.cases(family) if not case.faults)
     assert not found, f"{len(found)} cases:\n" + "\n".join(found[:40])
-
-
-@pytest.mark.parametrize("pattern", [pytest.param(p, marks=pytest.mark.xfail(reason=reason, strict=False)) for p, reason in GAPS.items()])
-def test_gap_in_the_emulator(pattern):
-    """XPASS here means that the gap is closed and its line in ptx/gaps.py can go."""
-    cases = [case for case in catalog.all_cases() if re.fullmatch(pattern, case.name)]
-    assert cases, pattern
-    found = failures(cases)
-    assert not found, "\n".join(found[:5])

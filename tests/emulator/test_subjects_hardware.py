@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.emulator.ptx import catalog
-from tests.emulator.ptx.gaps import gap
 from tools.compare_outputs import judge, load
 
 RECORDED = Path(__file__).parent / "ptx/recorded"
@@ -25,7 +24,7 @@ def recording():
 def test_emulator_equals_hardware(family, recording):
     record, outputs = recording
     failed = []
-    for case in (case for case in catalog.cases(family) if not gap(case.name)):
+    for case in catalog.cases(family):
         verdict, detail = judge(case, record["cases"].get(case.name, {}), outputs.get(case.name))
         if verdict not in ("equal", "tolerance", "fault", "new"):
             failed.append(f"{case.name}: {verdict}: {detail}")

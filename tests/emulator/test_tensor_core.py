@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tandem_attn.emulator.codegen import native_tensor_core
+from tandem_attn.emulator.codegen import native_tensor_core, native_tensor_core_chain
 from tandem_attn.emulator.ops import tensor_core
 
 
@@ -76,6 +76,38 @@ def test_compiled_sum_equals_numpy(fraction, mantissa):
     rng = np.random.default_rng(2)
     a, b = (tensor_core.operand(spread((rows, 32), rng, -126, 100), "bf16") for rows in (64, 24))
     c = spread((64, 24), rng, -126, 127).astype(np.float64)
-    terms = a.values, a.exponents, b.values, b.exponents, c, fraction, mantissa
+    factors = [x for o in (a, b) for x in (o.values.astype(np.float64), o.exponents.astype(np.int32))]
+    terms = *factors, c, fraction, mantissa
     native, plain = native_tensor_core.sum_terms(*terms), tensor_core.sum_terms_numpy(*terms)
     assert np.array_equal(native, plain)
+
+
+@pytest.mark.skipif(not native_tensor_core.available(), reason="needs llvmlite: pip install tandem-attn[emulator]")
+@pytest.mark.parametrize(
+    "kind, low, high, step, inside",
+    [("bf16", -6, 6, 16, True), ("bf16", -50, 10, 16, True), ("f16", -14, 15, 16, True), ("tf32", -20, 20, 8, True),
+     ("e4m3", -6, 8, 32, True), ("bf16", -60, -30, 16, False)],
+)  # fmt: skip
+def test_chain_in_single_precision_equals_one_step_after_the_other(kind, low, high, step, inside):
+    """The compiled chain gives the steps' bits, or says that it cannot."""
+    rng = np.random.default_rng(3)
+    a, b = (tensor_core.operand(spread((rows, 64), rng, low, high), kind) for rows in (64, 136))
+    c = spread((64, 136), rng, max(2 * low, -126), min(2 * high, 120))
+    form = (tensor_core.FP8_FRACTION, tensor_core.FP8_FRACTION) if kind == "e4m3" else (tensor_core.FRACTION, tensor_core.F32_MANTISSA)
+    got = native_tensor_core_chain.accumulate(a.values, a.exponents, b.packed, c, step, *form)
+    assert (got is not None) == inside
+    want = c
+    for start in range(0, 64, step):
+        want = tensor_core.multiply_add(a.part(slice(start, start + step)), b.part(slice(start, start + step)), want, *form)
+    out = tensor_core.accumulate(a, b, c, step, *form)
+    wrong = np.argwhere(out.view(np.uint32) != want.view(np.uint32))
+    assert not len(wrong), f"{len(wrong)} elements differ, the first {wrong[0]}: {out[tuple(wrong[0])]} and {want[tuple(wrong[0])]}"
+
+
+@pytest.mark.skipif(not native_tensor_core.available(), reason="needs llvmlite: pip install tandem-attn[emulator]")
+def test_chain_declines_an_accumulator_that_overflows():
+    big = tensor_core.operand(np.full((64, 32), 2.0**40, np.float32), "bf16")
+    c = np.full((64, 16), np.float32(3.0e38), np.float32)
+    other = tensor_core.operand(np.full((16, 32), 2.0**90, np.float32), "bf16")
+    assert native_tensor_core_chain.accumulate(big.values, big.exponents, other.packed, c, 16, 25, 23) is None
+    assert np.isinf(tensor_core.accumulate(big, other, c, 16)).all()

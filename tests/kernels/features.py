@@ -15,7 +15,7 @@ from problems import problem
 from torch import Tensor
 
 from tandem_attn.spec.inputs import Inputs
-from tandem_attn.spec.masks import Causal, Document, Mask, Predicate, Window
+from tandem_attn.spec.masks import TOP_LEFT, Causal, Document, Mask, Predicate, Window
 from tandem_attn.spec.problem import Problem
 
 
@@ -156,6 +156,7 @@ FEATURES: dict[str, Callable[[], Feature]] = {
     "predicate, floats": lambda: masked(Predicate(lambda b, h, i, j: i * 0.1 < j / 3)),
     "predicate, where": lambda: masked(Window(30, 0) & Predicate(lambda b, h, i, j: torch.where(i < 150, j, 300 - j) % 4 != 1)),
     "window or predicate": lambda: masked(Window(4, 0) | Predicate(lambda b, h, i, j: j < 3)),
+    "many windows": lambda: masked((Window(40, 3) | Window(90, -60)) & (Window(100, 5, TOP_LEFT) | Window(-10, 30))),
     "predicate, nothing seen": lambda: masked(Predicate(lambda b, h, i, j: (i < 0) & (j < 0))),
     "scale 0": lambda: padded(mask=Causal(), scale=0.0),
     "scale negative, sink": lambda: padded(mask=Causal(), scale=-0.4, sink=True, inputs={"sink": torch.randn(2)}),

@@ -5,21 +5,25 @@ from __future__ import annotations
 import dataclasses
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from features import make
 from problems import K_LENGTHS, PROBLEMS, Q_LENGTHS
 
 from tandem_attn.kernels import backend, bound
 from tandem_attn.kernels.prepare import POINTERS
 from tandem_attn.spec.inputs import Inputs
+from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.problem import Problem
 from tests.support.fake_cuda import Device, Launched, fake_cuda
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install tandem-attn[cuda]")
 
 NAMES = ("full", "causal", "sink", "alibi", "seqused", "varlen, causal", "varlen, sink, seqused", "head_dim 192 and 128")
+FEATURE_NAMES = ("bias", "heads packed, seqused", "splits, packed lengths", "pages of 64, splits")
 
 
 @pytest.fixture
@@ -56,34 +60,49 @@ def in_order(x: Inputs) -> tuple[torch.Tensor | None, ...]:
     return tuple(getattr(x, field.name) for field in dataclasses.fields(x))
 
 
-def relative(launched: Launched, x: Inputs, out: torch.Tensor, lse: torch.Tensor) -> tuple[object, ...]:
-    """A launch without what lies where: addresses as distances from the tensors they belong to."""
-    each = len(launched.descriptors) // 4
-    tensors = [tensor for tensor in (x.q, x.k, x.v, out) for _ in range(each)]
-    maps = [(at - tensor.data_ptr(), rest) for (at, rest), tensor in zip(launched.descriptors, tensors, strict=True)]
-    homes = {"lse": lse, "cu_q": x.cu_seqlens_q, "cu_k": x.cu_seqlens_k, "used_k": x.seqused_k, "sink": x.sink, "slopes": x.alibi_slopes}
-    pointers = [
-        bool(at) if homes.get(name) is None else at - homes[name].data_ptr() for name, at in zip(POINTERS, launched.pointers, strict=True)
-    ]
-    return (launched.function, launched.grid, launched.stream, maps, pointers, launched.numbers)
+def relative(launched: list[Launched], x: Inputs, out: torch.Tensor, lse: torch.Tensor) -> list[tuple[Any, ...]]:
+    """The launches of one call without what lies where: addresses as names of the tensors they belong to, or as numbers of scratch."""
+    names: dict[int, object] = {
+        tensor.data_ptr(): name for name, tensor in {**vars(x), "out": out, "lse": lse}.items() if tensor is not None
+    }
+    found: list[tuple[Any, ...]] = []
+    for each in launched:
+        tensors = [tensor for tensor in (x.q, x.k, x.v, out) for _ in range(len(each.descriptors) // 4)]
+        maps = [(at - tensor.data_ptr(), rest) for (at, rest), tensor in zip(each.descriptors, tensors, strict=True)]
+        values = [
+            names.setdefault(int(value), len(names)) if code == "Q" and value else value
+            for code, value in zip(each.kernel.codes, each.values, strict=True)
+        ]
+        found.append((each.kernel.name, each.grid, each.stream, maps, values))
+    return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *FEATURE_NAMES])
 def test_launches_what_the_whole_way_does(name: str, device: Device) -> None:
-    p = PROBLEMS[name]
-    plan = backend.plan(p)
-    first, second = inputs(p), inputs(p)
-    call = backend.bind(p, plan, first)
-    assert isinstance(call, bound.Bound)
-    whole = [backend.forward(p, plan, x) for x in (first, second)]
-    again = [call(in_order(x)) for x in (first, second, first)]
-    wanted = [relative(launched, x, *result) for launched, x, result in zip(device.launches[:2], (first, second), whole, strict=True)]
-    got = [relative(launched, x, *result) for launched, x, result in zip(device.launches[2:], (first, second, first), again, strict=True)]
+    if name in FEATURE_NAMES:
+        p, plan, first = (feature := make(name, "cpu")).problem, backend.plan(feature.problem).with_(**feature.plan), feature.inputs
+    else:
+        p, plan, first = PROBLEMS[name], backend.plan(PROBLEMS[name]), inputs(PROBLEMS[name])
+    given = [first, Inputs(**{field: None if x is None else x.clone() for field, x in vars(first).items()})]
+    bound_call = backend.bind(p, plan, first)
+    assert isinstance(bound_call, bound.Bound)
+    wanted = [launches_of(device, lambda x: backend.forward(p, plan, x), x) for x in given]
     assert wanted[0] == wanted[1]
-    assert got == [wanted[0]] * 3
-    assert device.order == (["packed_tiles", "forward"] if p.varlen else ["forward"]) * 5
-    for result in again:
-        assert [(x.shape, x.stride(), x.dtype) for x in result] == [(x.shape, x.stride(), x.dtype) for x in whole[0]]
+    assert [launched[0] for launched in wanted[0]] == kernels_of(plan)
+    assert [launches_of(device, lambda x: bound_call(in_order(x)), x) for x in (*given, first)] == [wanted[0]] * 3
+
+
+def kernels_of(plan: Plan) -> list[str]:
+    """Names, in the order in which they are launched."""
+    return ["packed_tiles"] * plan.varlen + ["forward"] + ["combine"] * (plan.num_splits > 1)
+
+
+def launches_of(device: Device, call: Callable[[Inputs], tuple[torch.Tensor, torch.Tensor]], x: Inputs) -> list[tuple[Any, ...]]:
+    """The launches of a call."""
+    device.launches.clear()
+    out, lse = call(x)
+    assert (out.is_contiguous(), lse.is_contiguous(), lse.dtype) == (True, True, torch.float32)
+    return relative(device.launches, x, out, lse)
 
 
 def test_descriptors_are_encoded_once_an_address(device: Device) -> None:
@@ -93,9 +112,10 @@ def test_descriptors_are_encoded_once_an_address(device: Device) -> None:
     call(in_order(x))
     before, kept = device.encoded, [call(in_order(x)) for _ in range(3)]
     assert device.encoded - before <= len(kept)  # q, k and v lie where they lay; each O is new
-    call._maps[0].update({64 * i: b"" for i in range(bound._MAPS_KEPT)})
+    maps = call._steps[0]._maps[0]
+    maps.update({64 * i: b"" for i in range(bound._MAPS_KEPT)})
     call(in_order(inputs(p)))
-    assert len(call._maps[0]) <= bound._MAPS_KEPT
+    assert len(maps) <= bound._MAPS_KEPT
 
 
 @pytest.mark.parametrize("offset, takes", [(0, True), (8, True), (1, False), (4, False)])
@@ -112,6 +132,59 @@ def test_what_is_no_address_is_not_bound(device: Device) -> None:
     assert backend.bind(p, backend.plan(p), dataclasses.replace(given, sink=given.sink.double())) is None
     strided = dataclasses.replace(given, q=torch.zeros(p.batch, p.seqlen_q, p.heads, p.head_dim + 3, dtype=torch.bfloat16)[..., :-3])
     assert backend.bind(p, backend.plan(p), strided) is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        lambda launch: launch.pointers[0].sum(),
+        lambda launch: launch.pointers[0].copy_(torch.ones_like(launch.pointers[0])),
+    ],
+)
+def test_what_is_not_repeated_is_not_bound(more: Any, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward's own work beside launches: allocations and fills are repeated, and nothing else."""
+    p, real = PROBLEMS["causal"], bound.prepare
+
+    def with_more(*args: Any, **options: Any) -> Any:
+        launch = real(*args, **options)
+        more(launch)
+        return launch
+
+    monkeypatch.setattr(bound, "prepare", with_more)
+    assert backend.bind(p, backend.plan(p), inputs(p)) is None
+
+
+def test_fills_and_scratch_are_repeated(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    p, real = PROBLEMS["causal"], bound.prepare
+
+    def with_scratch(*args: Any, **options: Any) -> Any:
+        launch = real(*args, **options)
+        launch.pointers[0].fill_(3.0)
+        scratch = torch.empty(5, dtype=torch.int32).zero_()
+        constant = torch.full((2,), 7)
+        place = POINTERS.index("order")
+        return launch._replace(pointers=(*launch.pointers[:place], scratch, constant))
+
+    monkeypatch.setattr(bound, "prepare", with_scratch)
+    x = inputs(p)
+    call = backend.bind(p, backend.plan(p), x)
+    kept = [call(in_order(x)) for _ in range(2)]
+    assert all((lse == 3.0).all() for _, lse in kept)
+    first, second = device.launches
+    assert first.pointer("starts") == second.pointer("starts") == call._constants[0].data_ptr()
+    assert first.pointer("order") and second.pointer("order")
+
+
+def test_one_tensor_twice(device: Device) -> None:
+    """A call whose optional inputs are one tensor binds a form for calls where they are two."""
+    p = dataclasses.replace(PROBLEMS["seqused"])
+    x = inputs(p)
+    both = dataclasses.replace(x, seqused_q=x.seqused_k)
+    call = backend.bind(p, backend.plan(p), both)
+    other = dataclasses.replace(x, seqused_q=x.seqused_k.clone())
+    call(in_order(other))
+    used = [device.launches[-1].pointer(name) for name in ("used_q", "used_k")]
+    assert used == [other.seqused_q.data_ptr(), other.seqused_k.data_ptr()]
 
 
 def test_graph_capture_goes_the_whole_way(device: Device) -> None:
@@ -132,14 +205,14 @@ def test_stream_and_device_of_each_call(device: Device) -> None:
     device.index = 1  # another device is current: the call runs on its tensors'
     call(in_order(x))
     streams = [launched.stream for launched in device.launches]
-    counters = [launched.pointers[POINTERS.index("counter")] for launched in device.launches]
+    counters = [launched.pointer("counter") for launched in device.launches]
     assert streams[1:] == [77, 77] and streams[0] != 77
     assert counters[0] == device.counters[streams[0]].data_ptr() != counters[1] == counters[2]
     assert device.index == 1
 
 
 def test_keeps_no_tensor_alive(device: Device) -> None:
-    p = PROBLEMS["varlen, sink, seqused"]
+    p = PROBLEMS["alibi, causal, softcap, sink"]
     x = inputs(p)
     call = backend.bind(p, backend.plan(p), x)
     results = call(in_order(x))

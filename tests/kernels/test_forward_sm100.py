@@ -16,7 +16,7 @@ from tandem_attn.spec.problem import Problem
 
 # What make test has time for: both forms of tiling, a pair, ragged rows, every change of the scores.
 QUICK = ("full", "causal, few queries", "seqused", "alibi, causal, softcap, sink", "head_dim 64 and 256", "pair")
-STRICT = CHECKS - {"uninitialised-register"}  # with the checks that Triton's own tensor-memory code does not pass
+STRICT = CHECKS - {"uninitialised-register", "register-pressure"}  # with the checks that Triton's own tensor-memory code does not pass
 ORDERS = (("at-issue", 0), ("latest", 0), ("random", 1), ("random", 2))
 STATIC = Schedule(ScheduleKind.NAIVE, Launch.STATIC)
 

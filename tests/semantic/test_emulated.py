@@ -34,7 +34,7 @@ PACKED = Case(layout="packed", batch=5, lengths_q=(7, 0, 20, 1, 7), lengths_k=(9
 FEATURES = {
     "causal, GQA, head_dim 128": Case(batch=1, seqlen_q=150, seqlen_k=301, heads=6, heads_kv=2, head_dim=128, mask="causal", dtype="bf16"),
     "full, expanded batch": Case(batch=2, seqlen_q=200, seqlen_k=140, heads=2, heads_kv=1, head_dim=64, strides="expanded", dtype="fp16"),
-    "window, sink": Case(seqlen_q=140, seqlen_k=150, heads=2, heads_kv=1, mask="window(5,2)", sink=True, dtype="bf16"),
+    "window, sink": Case(batch=1, seqlen_q=140, seqlen_k=150, heads=2, heads_kv=1, mask="window(5,2)", sink=True, dtype="bf16"),
     "softcap, ALiBi, sink, rows without keys": Case(seqlen_q=53, seqlen_k=37, mask="causal", softcap=3.0, alibi=2, sink=True, dtype="fp16"),
     "packed slices of QKV": replace(PACKED, lengths_k=PACKED.lengths_q, strides="packed_qkv", mask="causal", dtype="bf16"),
     "packed, seqused": replace(PACKED, used_q=(3, 0, 20, 0, 1), used_k=(9, 0, 1, 0, 2), sink=True, mask="causal", dtype="fp16"),
@@ -44,9 +44,9 @@ FEATURES = {
     ),
     "head_dim 256, few queries": Case(batch=1, seqlen_q=11, seqlen_k=140, heads=2, heads_kv=1, head_dim=256, mask="causal", dtype="bf16"),
     "head_dim 40, windows of two alignments": Case(
-        seqlen_q=90, seqlen_k=77, head_dim=40, strides="transposed", mask="two-alignments", dtype="fp16"
+        batch=1, seqlen_q=90, seqlen_k=77, heads=2, heads_kv=2, head_dim=40, strides="transposed", mask="two-alignments", dtype="fp16"
     ),
-    "tensors off alignment": Case(seqlen_q=20, seqlen_k=31, strides="unaligned", dtype="bf16"),
+    "tensors off alignment": Case(batch=1, seqlen_q=20, seqlen_k=31, heads=2, heads_kv=1, strides="unaligned", dtype="bf16"),
     "no keys, sink": Case(seqlen_q=5, seqlen_k=0, sink=True, dtype="bf16"),
     "no queries": Case(seqlen_q=0, seqlen_k=5, dtype="bf16"),
     "no sequences": Case(layout="packed", batch=0, head_dim=8, tail_q=3, tail_k=2, dtype="bf16"),

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import dataclasses
 import hashlib
-import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,47 +20,52 @@ import torch
 from torch import Tensor
 
 from tandem_attn.api import backends, repeated
-from tandem_attn.kernels import backend, bound, cuda
+from tandem_attn.kernels import backend, bound, cuda, launch
+from tandem_attn.kernels.compile import Kernel
 from tandem_attn.kernels.prepare import POINTERS
-
-FORWARD = "forward"  # name of the forward kernels; beside them small ones are launched
 
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch of a forward: where, and the bytes of its argument block."""
+    """One launch: which kernel, where, and its arguments."""
 
-    function: int
+    kernel: Kernel
     grid: int
     stream: int
     descriptors: tuple[tuple[int, bytes], ...]  # address and a digest of everything else, as they lie in the block
-    pointers: tuple[int, ...]
-    numbers: bytes
+    values: tuple[int | float, ...]  # pointers and numbers
 
     @staticmethod
-    def read(function: int, grid: int, stream: int, params: Sequence[int]) -> Launched:
-        """From the addresses of the parameters: descriptors lie 128 bytes apart, pointers 8."""
-        places = sorted(set(params))
-        first = next(i for i, (a, b) in enumerate(itertools.pairwise(places)) if b - a == struct.calcsize("Q"))
-        maps = [ctypes.string_at(place, 40) for place in places[:first]]
-        pointers = struct.unpack(f"{len(POINTERS)}Q", ctypes.string_at(places[first], 8 * len(POINTERS)))
-        rest = places[first + len(POINTERS)]
+    def read(kernel: Kernel, grid: int, stream: int, params: Sequence[int]) -> Launched:
+        """From the addresses of the parameters; the values lie behind the descriptors, which are 128 bytes each."""
+        values = params[-2 - len(kernel.codes)]
+        maps = [ctypes.string_at(place, 40) for place in sorted(set(params)) if place < values]
+        block = ctypes.string_at(values, struct.calcsize(kernel.codes))
         descriptors = tuple((int.from_bytes(x[:8], "little"), x[8:]) for x in maps)
-        return Launched(function, grid, stream, descriptors, pointers, ctypes.string_at(rest, places[-1] + 8 - rest))
+        return Launched(kernel, grid, stream, descriptors, struct.unpack(kernel.codes, block))
+
+    def pointer(self, name: str) -> int:
+        """Of a forward's own launch."""
+        return int(self.values[POINTERS.index(name)])
 
 
 @dataclass
 class Device:
     """State of the stand-in: what was launched, how many descriptors were encoded, and what a test may set."""
 
-    launches: list[Launched] = field(default_factory=list)  # of forwards
-    order: list[str] = field(default_factory=list)  # names of all kernels, as launched
+    launches: list[Launched] = field(default_factory=list)
     encoded: int = 0
     index: int | None = None  # of the current device; CPU tensors have None
     stream: int = 0x5EED
     capturing: bool = False
     recording: bool = True
+    functions: list[Kernel] = field(default_factory=list)  # a handle is a kernel's place
     counters: dict[int, Tensor] = field(default_factory=dict)
+
+    def function(self, kernel: Kernel, device: int | None) -> int:  # noqa: ARG002
+        if kernel not in self.functions:
+            self.functions.append(kernel)
+        return self.functions.index(kernel)
 
     def counter(self, device: int, stream: int) -> Tensor:  # noqa: ARG002
         return self.counters.setdefault(stream, torch.zeros(1, dtype=torch.int32))
@@ -72,26 +76,14 @@ class Device:
         return address.to_bytes(8, "little") + hashlib.sha256(rest).digest() + bytes(cuda.TENSOR_MAP_BYTES - 40)
 
 
-_names: dict[int, str] = {}  # of loaded functions, which stay loaded from one stand-in to the next
-
-
-def _load_function(cubin: bytes, name: str, shared_bytes: int) -> int:
-    function = len(_names) + 1
-    _names[function] = name
-    return function
-
-
 def _launch_class(device: Device) -> type:
     class Launch:
         def __init__(self, function: int, threads: int, shared_bytes: int, params: Any) -> None:  # noqa: ARG002
-            self.function, self.params = function, list(params)
+            self.kernel, self.params = device.functions[function], list(params)
 
         def __call__(self, grid: int, stream: int) -> None:
-            if not device.recording:
-                return
-            device.order.append(_names[self.function])
-            if device.order[-1] == FORWARD:
-                device.launches.append(Launched.read(self.function, grid, stream, self.params))
+            if device.recording:
+                device.launches.append(Launched.read(self.kernel, grid, stream, self.params))
 
     return Launch
 
@@ -102,7 +94,7 @@ def fake_cuda() -> Iterator[Device]:
     device = Device()
     patches = (
         (cuda, "tensor_map", device.tensor_map),
-        (cuda, "load_function", _load_function),
+        (launch, "_function", device.function),
         (cuda, "Launch", _launch_class(device)),
         (backend, "_sms", lambda _: 132),
         (backend, "_counter", device.counter),

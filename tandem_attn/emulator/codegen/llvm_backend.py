@@ -1,7 +1,8 @@
 """Pure instructions as LLVM IR text over <8 x T>, in loops over the 32 lanes.
 
-A run of pure instructions becomes one function of a pointer to the warp's register arrays. Instructions that look at other lanes are
-emitted 32 wide between the loops. Values that are needed behind a loop go through the register file.
+A run of pure instructions becomes one function of a pointer to a warp's register arrays and of how many warps behind it take part.
+Instructions that look at other lanes are emitted 32 wide between the loops. Values that are needed behind a loop go through the register
+file.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 
 from tandem_attn.emulator.codegen.builder import Builder, Val, size_of, width_of
 from tandem_attn.emulator.codegen.unit_tables import TABLES
+from tandem_attn.emulator.memory.registers import WARP, WARPS
 from tandem_attn.emulator.ops.registry import lookup
 from tandem_attn.emulator.ptx.nodes import Instruction, Reg
 from tandem_attn.emulator.ptx.operands import sources
 
-NARROW, WARP = 8, 32
+NARROW = 8
 FILES = ("p", "h", "r", "d")  # order of the register arrays in the struct that a function gets
 _FILE_BYTES = {"p": 1, "h": 2, "r": 4, "d": 8}
 _INT = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor", "shl": "shl"}
@@ -86,7 +88,7 @@ class LlvmBuilder(Builder):
         return Val(f"splat ({scalar_type(t)} {text})", t, flushed=t[0] == "f")
 
     def address(self, cls: str, slot: int) -> str:
-        offset = slot * WARP * _FILE_BYTES[cls]
+        offset = slot * WARPS * WARP * _FILE_BYTES[cls]
         base = self.line(f"getelementptr i8, ptr %{cls}, i64 {offset}")
         if self.width == WARP:
             return base
@@ -363,10 +365,22 @@ def function_text(name: str, code: list[Instruction], live: set[tuple[str, int]]
         b.write_back(keep)
         declared |= b.declared
         body += b.lines if wide else _loop(number, b.lines)
-    head = [f"define void @{name}(ptr %files) {{", "entry:"]
+    return "\n".join([*sorted(declared), *_each_warp(name, body), ""])
+
+
+def _each_warp(name: str, body: list[str]) -> list[str]:
+    """The function: its body once for each warp."""
+    head = [f"define void @{name}(ptr %files, i64 %count) {{", "entry:"]
     for i, cls in enumerate(FILES):
-        head += [f"  %{cls}_at = getelementptr ptr, ptr %files, i64 {i}", f"  %{cls} = load ptr, ptr %{cls}_at, align 8"]
-    return "\n".join([*sorted(declared), *head, *body, "  ret void", "}", ""])
+        head += [f"  %{cls}_at = getelementptr ptr, ptr %files, i64 {i}", f"  %{cls}_first = load ptr, ptr %{cls}_at, align 8"]
+    head += ["  br label %warp", "warp:", "  %number = phi i64 [ 0, %entry ], [ %next, %behind ]"]
+    for cls in FILES:
+        head += [
+            f"  %{cls}_skip = mul i64 %number, {WARP * _FILE_BYTES[cls]}",
+            f"  %{cls} = getelementptr i8, ptr %{cls}_first, i64 %{cls}_skip",
+        ]
+    tail = ["  br label %behind", "behind:", "  %next = add i64 %number, 1", "  %more = icmp ult i64 %next, %count"]
+    return [*head, *body, *tail, "  br i1 %more, label %warp, label %done", "done:", "  ret void", "}"]
 
 
 def _loop(number: int, lines: list[str]) -> list[str]:

@@ -120,7 +120,7 @@ done:
   ret void
 }
 
-define void @tensor_core(ptr %p) {
+define void @tensor_core(ptr %p, i64 %unused) {
   %a = load ptr, ptr %p
   %eap = getelementptr i64, ptr %p, i64 1
   %ea = load ptr, ptr %eap
@@ -153,7 +153,7 @@ def available() -> bool:
 
 
 @cache
-def _function() -> tuple[Callable[[int], None], Any]:
+def _function() -> tuple[Callable[..., None], Any]:
     compiler = native.Compiler(_IR)
     return compiler.function(_NAME, lambda: _IR), compiler  # the compiler owns the code
 
@@ -165,5 +165,5 @@ def sum_terms(a: _F64, a_exponents: _I32, b: _F64, b_exponents: _I32, c: _F64, f
     m, k = a.shape
     held = (np.ascontiguousarray(a), np.ascontiguousarray(a_exponents), np.ascontiguousarray(b.T), np.ascontiguousarray(b_exponents.T), out)
     block = np.array([*(x.ctypes.data for x in held), m, b.shape[0], k, fraction, -1 << (52 - mantissa)], np.int64)
-    call(block.ctypes.data)
+    call(block.ctypes.data, 0)
     return out

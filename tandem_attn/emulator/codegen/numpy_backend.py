@@ -1,12 +1,13 @@
 """Segments as generated Python over 32-lane NumPy arrays.
 
-One function per segment and per case (all lanes active, or under a mask). Registers are read from the warp's file once, kept in local
-variables, and those that are live behind the segment are written back at its end, or before a machine instruction that names them.
+One function per segment and per case (all lanes active, under a mask, all lanes of several warps). Registers are read from the warp's file
+once, kept in local variables, and those that are live behind the segment are written back at its end, or before a machine instruction that
+names them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,9 @@ class Joined(Val):
 class NumpyBuilder(Builder):
     """Writes the lines of one function."""
 
-    def __init__(self, resolve: Callable[[str], Reg], masked: bool) -> None:
+    def __init__(self, resolve: Callable[[str], Reg], masked: bool, team: bool = False) -> None:
         self.resolve = resolve  # symbol or special register -> the register that holds it
-        self.masked = masked
+        self.masked, self.team = masked, team
         self.lines: list[str] = []
         self.names: dict[str, Any] = {}
         self.local: dict[tuple[str, int], Val] = {}
@@ -229,7 +230,7 @@ class NumpyBuilder(Builder):
     # ---- lanes and pieces
     def permute(self, a: Val, index: Val) -> Val:
         a = self.quiet(a)
-        return self.emit(f"{a.x}[{index.x}]", a.t, a, index)
+        return self.emit(f"rt.permute({a.x},{index.x})" if self.team else f"{a.x}[{index.x}]", a.t, a, index)
 
     def ballot(self, p: Val) -> Val:
         return self.emit(f"rt.ballot({p.x})", "u4", p)
@@ -242,7 +243,7 @@ class NumpyBuilder(Builder):
             raw = self.names[a.x].view(DTYPE[half])
             return self.known(raw[0::2], half), self.known(raw[1::2], half)
         both = self.emit(f"{a.x}.view({DTYPE[half]})", half)
-        a.parts = self.emit(f"{both.x}[0::2].copy()", half), self.emit(f"{both.x}[1::2].copy()", half)
+        a.parts = self.emit(f"{both.x}[...,0::2].copy()", half), self.emit(f"{both.x}[...,1::2].copy()", half)
         return a.parts
 
     def join(self, low: Val, high: Val) -> Val:
@@ -289,18 +290,24 @@ class NumpyBuilder(Builder):
             named.add((ins.predicate.cls, ins.predicate.slot))
         self.write_back(named)
         guard = self.guard
-        call = f"{name}(w,{guard})"
-        self.lines.append(f"if {guard}.tobytes()!=NOBODY: {call}" if guard is not None else call)
+        if self.team:
+            self.lines.append(f"w.each({name},{guard})")
+        else:
+            call = f"{name}(w,{guard})"
+            self.lines.append(f"if {guard}.tobytes()!=NOBODY: {call}" if guard is not None else call)
         self.forget(named)
 
 
 def compile_range(
-    program: Program, start: int, end: int, live: set[tuple[str, int]], masked: bool, resolve: Callable[[str], Reg],
-    handler: Callable[[int], Handler],
+    program: Program, indices: Sequence[int], live: set[tuple[str, int]], masked: bool, resolve: Callable[[str], Reg],
+    handler: Callable[[int], Handler], team: bool = False,
 ) -> Callable[[Any, Any], None]:  # fmt: skip
-    """A function of instructions start .. end - 1: f(warp, mask). `live` are the registers that must be in the register file behind it."""
-    b = NumpyBuilder(resolve, masked)
-    for i in range(start, end):
+    """A function of some instructions: f(warp, mask), or with `team` f(team, None).
+
+    `live` are the registers that must be in the register file behind it.
+    """
+    b = NumpyBuilder(resolve, masked, team)
+    for i in indices:
         ins = program.code[i]
         b.begin(ins)
         semantic = lookup(ins).pure
@@ -312,7 +319,7 @@ def compile_range(
             b.machine(ins, name)
     b.guard = b.predicate = None
     b.write_back(live)
-    return _function(b, f"<PTX instructions {start} .. {end - 1}>")
+    return _function(b, f"<PTX instructions {indices[0]} .. {indices[-1]}>")
 
 
 def _function(b: NumpyBuilder, label: str) -> Callable[[Any, Any], None]:

@@ -13,10 +13,8 @@ from tandem_attn.emulator.codegen.unit_tables import TABLES
 Array = NDArray[Any]
 
 LANES: NDArray[np.uint32] = np.arange(32, dtype=np.uint32)
-_BIT: NDArray[np.uint64] = np.uint64(1) << np.arange(32, dtype=np.uint64)
 _MIDPOINT_MASK, _MIDPOINT = np.uint64(0x1FFFFFFF), np.uint64(0x10000000)
-_EVERYWHERE = bytes([1]) * 32
-_NOWHERE = bytes(32)  # a predicate that holds in no lane: comparing bytes is faster than any()
+_NO, _YES = bytes([0]), bytes([1])  # looking for a byte is faster than any() and all()
 _NORMAL32, _ZERO = np.float32(2.0**-126), np.float32(0)
 _LIFT, _LIFTED_NORMAL = np.float32(2.0**64), np.float32(2.0**-62)
 _HALF_RANGE = np.float32(500)
@@ -32,8 +30,10 @@ def fma32(a: Array, b: Array, c: Array) -> Array:
     doubtful = (total.view(np.uint64) & _MIDPOINT_MASK) == _MIDPOINT
     small = np.abs(out) < _NORMAL32
     doubtful |= small
-    if doubtful.tobytes() != _NOWHERE:
-        out[doubtful] = _odd_sum(wide[doubtful], c[doubtful].astype(np.float64)).astype(np.float32)
+    if _YES in doubtful.tobytes():
+        out[doubtful] = _odd_sum(
+            np.broadcast_to(wide, out.shape)[doubtful], np.broadcast_to(c, out.shape)[doubtful].astype(np.float64)
+        ).astype(np.float32)
     return out
 
 
@@ -51,12 +51,12 @@ def _odd_sum(x: Array, y: Array) -> Array:
 def fmax(a: Array, b: Array) -> Array:
     """The larger number; a NaN loses, -0 is below +0, NaN of two NaNs is canonical."""
     out: Array = np.fmax(a, b)
-    return out if (np.abs(out) > _ZERO).tobytes() == _EVERYWHERE else _settle(out, a, b, np.bitwise_and)
+    return _settle(out, a, b, np.bitwise_and) if _NO in (np.abs(out) > _ZERO).tobytes() else out
 
 
 def fmin(a: Array, b: Array) -> Array:
     out: Array = np.fmin(a, b)
-    return out if (np.abs(out) > _ZERO).tobytes() == _EVERYWHERE else _settle(out, a, b, np.bitwise_or)
+    return _settle(out, a, b, np.bitwise_or) if _NO in (np.abs(out) > _ZERO).tobytes() else out
 
 
 def _settle(out: Array, a: Array, b: Array, merge: Any) -> Array:
@@ -68,7 +68,7 @@ def _settle(out: Array, a: Array, b: Array, merge: Any) -> Array:
 def flush(a: Array) -> Array:
     """Subnormal numbers become zero of their sign."""
     small = np.abs(a) < _NORMAL32
-    return a if small.tobytes() == _NOWHERE else np.where(small, np.copysign(_ZERO, a), a)
+    return np.where(small, np.copysign(_ZERO, a), a) if _YES in small.tobytes() else a
 
 
 def flush_product(out: Array, a: Array, b: Array) -> Array:
@@ -96,7 +96,7 @@ def flush_sum(out: Array, a: Array, b: Array, c: Array) -> Array:
 def quiet(a: Array) -> Array:
     """Every NaN becomes the chip's."""
     nan = a != a  # noqa: PLR0124 - the fastest test
-    return a if nan.tobytes() == _NOWHERE else np.where(nan, _NAN, a)
+    return np.where(nan, _NAN, a) if _YES in nan.tobytes() else a
 
 
 def power_of_two(a: Array) -> Array:
@@ -111,13 +111,14 @@ def power_of_two(a: Array) -> Array:
     bits = (total * (1 / 256)).astype(np.int64) + ((fixed >> 23) + 126 << 23)
     out: Array = np.minimum(np.maximum(bits, 0), 0x7F800000).astype(np.uint32).view(np.float32)
     nan = a != a  # noqa: PLR0124 - the fastest test
-    return out if nan.tobytes() == _NOWHERE else np.where(nan, a, out)
+    return np.where(nan, a, out) if _YES in nan.tobytes() else out
 
 
 def fma64(a: Array, b: Array, c: Array) -> Array:
     """a * b + c in double, rounded once (through rational arithmetic: rare in kernels)."""
     out: Array = a * b + c
-    for i in np.flatnonzero(np.isfinite(a) & np.isfinite(b) & np.isfinite(c)):
+    a, b, c = (np.broadcast_to(x, out.shape) for x in (a, b, c))
+    for i in zip(*np.nonzero(np.isfinite(a) & np.isfinite(b) & np.isfinite(c)), strict=True):
         exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
         if exact:
             try:
@@ -135,7 +136,8 @@ def mulhi32(a: Array, b: Array) -> Array:
 
 
 def mulhi64(a: Array, b: Array) -> Array:
-    return np.array([(int(x) * int(y)) >> 64 for x, y in zip(a, b, strict=True)], dtype=a.dtype)
+    a, b = np.broadcast_arrays(a, b)
+    return np.array([(int(x) * int(y)) >> 64 for x, y in zip(a.flat, b.flat, strict=True)], dtype=a.dtype).reshape(a.shape)
 
 
 def divide(a: Array, b: Array) -> Array:
@@ -178,7 +180,16 @@ def brev(a: Array) -> Array:
 
 
 def ballot(p: Array) -> Array:
-    return np.full(32, int(_BIT[p].sum()), np.uint32)
+    words: Array = np.packbits(p, axis=-1, bitorder="little").view(np.uint32)
+    return np.repeat(words, 32, axis=-1)
+
+
+def permute(a: Array, index: Array) -> Array:
+    """a[index] in each warp."""
+    if a.ndim == 1:
+        picked: Array = a[index]
+        return picked
+    return np.take_along_axis(a, np.broadcast_to(index, a.shape), axis=-1)
 
 
 def exp2(a: Array) -> Array:
@@ -193,16 +204,16 @@ def wide(function: Any, a: Array) -> Array:
 
 
 def join32(low: Array, high: Array) -> Array:
-    out = np.empty((32, 2), np.uint32)
-    out[:, 0] = low
-    out[:, 1] = high
-    joined: Array = out.view(np.uint64).reshape(32)
+    out = np.empty((*(low.shape if low.ndim > high.ndim else high.shape), 2), np.uint32)
+    out[..., 0] = low
+    out[..., 1] = high
+    joined: Array = out.view(np.uint64)[..., 0]
     return joined
 
 
 def join16(low: Array, high: Array) -> Array:
-    out = np.empty((32, 2), np.uint16)
-    out[:, 0] = low
-    out[:, 1] = high
-    joined: Array = out.view(np.uint32).reshape(32)
+    out = np.empty((*(low.shape if low.ndim > high.ndim else high.shape), 2), np.uint16)
+    out[..., 0] = low
+    out[..., 1] = high
+    joined: Array = out.view(np.uint32)[..., 0]
     return joined

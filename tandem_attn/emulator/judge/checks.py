@@ -13,7 +13,7 @@ ALWAYS = frozenset(
 RACES = frozenset(("race", "missing-proxy-fence", "missing-tcgen05-fence", "nondeterministic"))  # need the race tracker
 CHECKS = frozenset(KINDS)
 BY_NAME = frozenset(
-    ("tmem-load-use", "uninitialised-register", "missing-tcgen05-fence", "nondeterministic")
+    ("tmem-load-use", "uninitialised-register", "register-pressure", "missing-tcgen05-fence", "nondeterministic")
 )  # never part of "default" or "all"
 
 

@@ -26,13 +26,15 @@ from tandem_attn.emulator.events import (
 from tandem_attn.emulator.judge import wording
 from tandem_attn.emulator.judge.clock import ALL, FULL, Clock, WarpClock
 from tandem_attn.emulator.judge.locations import Locations
+from tandem_attn.emulator.judge.pruning import Records
 from tandem_attn.emulator.judge.record import WARPS, Operation, Record, completion_key, warp_number
 from tandem_attn.emulator.judge.rules import Rules, known
-from tandem_attn.emulator.judge.shadow import Array, Sets, Shadow
+from tandem_attn.emulator.judge.shadow import Array, Sets, Shadow, distinct
 from tandem_attn.emulator.judge.sync_events import Barriers, stand_in
 from tandem_attn.emulator.report import Report
 
 NO_LANES = np.full(1, ALL)
+NOTHING = Clock()
 
 
 class RaceTracker:
@@ -46,7 +48,7 @@ class RaceTracker:
         self.grid, self.ignored = grid, ignored
         self.warps: dict[int, WarpClock] = {}
         self.operations: dict[int, Operation] = {}
-        self.records: list[Record | None] = [None]
+        self.records = Records()
         self.sets = Sets()
         self.shadows: dict[tuple[Space, int], Shadow] = {}
         self.clusters: dict[int, tuple[int, ...]] = {}  # by CTA
@@ -130,7 +132,9 @@ class RaceTracker:
 
     def complete(self, event: Complete) -> None:
         if event.stage == "done":
-            self.operations.pop(event.agent.serial, None)
+            operation = self.operations.pop(event.agent.serial, None)
+            if operation is not None:
+                operation.before = NOTHING  # it makes no accesses any more
 
     def allocation(self, event: TmemAllocation) -> None:
         """Columns change hands: what was done in them must be over, as for a write."""
@@ -151,8 +155,9 @@ class RaceTracker:
         granules = shadow.granules(event.starts, event.size)
         lanes = np.where(event.lane_ids < 0, ALL, event.lane_ids) if record.operation is None else NO_LANES.repeat(len(event.starts))
         rows = np.arange(len(event.starts)).repeat(granules.shape[1])
-        self.records.append(record)
-        number = len(self.records) - 1
+        if self.records.due:
+            self.records.prune(self.shadows.values(), self.sets)
+        number = self.records.add(record)
         for writes, reads, index, row in shadow.parts(granules, rows):
             lane = lanes[row]
             self.against(writes[index], record, actor, lane, row, event)
@@ -206,20 +211,20 @@ class RaceTracker:
     def note_read(self, reads: Array, index: Array, lane: Array, number: int, record: Record, actor: WarpClock | Clock) -> None:
         """Add the read; earlier reads that are before it need not be kept."""
         mine = number << 6 | lane
-        if record.operation is None and len(index) > 1 and len(np.unique(index)) != len(index):
+        if record.operation is None and len(index) > 1 and len(distinct(index)) != len(index):
             mine = np.full(len(index), number << 6 | ALL)
         old = reads[index]
         reads[index] = mine
         if not old.any():
             return
-        for value in np.unique(old).tolist():
+        for value in distinct(old):
             if value == 0:
                 continue
             at = old == value
             kept = [m for m in self.sets.of(value) if not self.superseded(m, lane[at], record, actor)]
             if not kept:
                 continue
-            for new in np.unique(mine[at]).tolist():
+            for new in distinct(mine[at]):
                 both = index[at & (mine == new)]
                 reads[both] = self.sets.number((*kept, new))
 
@@ -238,7 +243,7 @@ class RaceTracker:
         if not old.any():
             return
         cells = np.where(old < 0, old, old >> 6)  # sets and records
-        for cell in np.unique(cells).tolist():
+        for cell in distinct(cells):
             if cell == 0:
                 continue
             if cell > 0:
@@ -264,7 +269,7 @@ class RaceTracker:
                 return  # each thread meets its own access
             codes, lanes, rows = codes[differ], lanes[differ], rows[differ]
         pairs = codes << 6 | lanes
-        for pair in np.unique(pairs).tolist():
+        for pair in distinct(pairs):
             code, lane = pair >> 6, pair & 63
             verdict = self.rules.judge(other, code, record, actor, lane)
             if verdict and not self.replicated(other, record, event, rows[pairs == pair]):

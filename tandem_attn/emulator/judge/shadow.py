@@ -16,12 +16,24 @@ Array = NDArray[Any]
 PAGE_BYTES = 1 << 16
 
 
+def distinct(values: Array) -> list[int]:
+    """The different values of an integer array: mostly there is one only, and sorting is several times as fast as `np.unique`'s hashing."""
+    flat = values.reshape(-1)
+    if not len(flat):
+        return []
+    if (flat == flat[0]).all():
+        return [int(flat[0])]
+    ordered = np.sort(flat)
+    return [int(ordered[0]), *ordered[1:][ordered[1:] != ordered[:-1]].tolist()]
+
+
 class Sets:
     """Sets of readers, each kept once."""
 
     def __init__(self) -> None:
         self.members: list[tuple[int, ...]] = [()]
         self.numbers: dict[tuple[int, ...], int] = {}
+        self.free: list[int] = []
 
     def of(self, value: int) -> tuple[int, ...]:
         return self.members[-value] if value < 0 else (value,) if value else ()
@@ -33,9 +45,21 @@ class Sets:
         members = tuple(sorted(members))
         found = self.numbers.get(members)
         if found is None:
-            found = self.numbers[members] = len(self.members)
-            self.members.append(members)
+            if self.free:
+                found = self.free.pop()
+                self.members[found] = members
+            else:
+                found = len(self.members)
+                self.members.append(members)
+            self.numbers[members] = found
         return -found
+
+    def keep(self, used: set[int]) -> None:
+        """Forget the sets that no cell holds."""
+        self.free = [number for number in range(1, len(self.members)) if number not in used]
+        for number in self.free:
+            self.numbers.pop(self.members[number], None)
+            self.members[number] = ()
 
 
 class Shadow:
@@ -71,9 +95,9 @@ class Shadow:
         if low == high:
             return [(*self.page(low), inside, rows)]
         found = []
-        for number in np.unique(page):
+        for number in distinct(page):
             at = page == number
-            found.append((*self.page(int(number)), inside[at], rows[at]))
+            found.append((*self.page(number), inside[at], rows[at]))
         return found
 
     def page(self, number: int) -> tuple[Array, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Triple = tuple[int, int, int]
 ARCHITECTURES = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 148}  # SMs of H100 SXM / H200, B200 and B300 (vendor data sheets)
+THREAD = {"%tid": 0, "%tid.x": 0, "%tid.y": 1, "%tid.z": 2, "%tid.w": 3}
 REGISTERS_PER_SM = 65536  # CUDA programming guide, technical specifications, compute capability 9.0 and 10.0
 
 
@@ -79,10 +81,10 @@ class Launch:
 
     @property
     def registers(self) -> int:
-        """Registers per thread at launch: `.maxnreg`, or what the register file leaves, at most 255."""
+        """Registers per thread at launch: `.maxnreg`, or what the register file leaves, at most 255; handed out in eights (256 a warp)."""
         given = self.entry.directives.get("maxnreg")
         fits = REGISTERS_PER_SM // max(1, self.threads) // 8 * 8
-        return min(255, given[0] if given else fits)
+        return -(-min(255, given[0] if given else fits) // 8) * 8
 
     @property
     def clusters(self) -> list[list[Triple]]:
@@ -99,7 +101,15 @@ class Launch:
         """Fill the registers that hold special registers and symbols."""
         cta = warp.cta
         for name, reg in self.links.registers.items():
-            warp.storage(reg.cls)[reg.slot] = self.special(name, warp) if name.startswith("%") else self.symbol(name, cta.rank)
+            if name in THREAD:
+                value: Any = threads(warp.index, self.block)[THREAD[name]]
+            elif name == "%warpid":
+                value = warp.index
+            elif name in cta.special:
+                value = cta.special[name]
+            else:
+                value = cta.special[name] = self.special(name, warp) if name.startswith("%") else self.symbol(name, cta.rank)
+            warp.storage(reg.cls)[reg.slot] = value
         if self.threads % 32 and warp.index == self.threads // 32:
             warp.alive = np.arange(32) < self.threads % 32
             warp.stack[0].mask = warp.alive.copy()
@@ -112,16 +122,13 @@ class Launch:
         return rank << RANK_SHIFT | offset
 
     def special(self, name: str, warp: Warp) -> Any:
-        """The value of a special register. PTX manual, "Special Registers"."""
+        """The value of a special register that all warps of a CTA share. PTX manual, "Special Registers"."""
         cta = warp.cta
         base, _, axis = name[1:].partition(".")
         i = "xyz".find(axis) if axis else 0
         lanes = np.arange(32)
-        thread = lanes + 32 * warp.index
-        bx, by, _ = self.block
         in_cluster = [w % c for w, c in zip(cta.where, self.cluster, strict=True)]
         vectors: dict[str, Sequence[Any]] = {
-            "tid": (thread % bx, thread // bx % by, thread // (bx * by)),
             "ntid": self.block,
             "ctaid": cta.where,
             "nctaid": self.grid,
@@ -135,7 +142,6 @@ class Launch:
         ones = (1 << (lanes.astype(np.int64) + 1)) - 1
         scalars: dict[str, Any] = {
             "laneid": lanes,
-            "warpid": warp.index,
             "nwarpid": -(-self.threads // 32),
             "smid": cta.linear % ARCHITECTURES[self.arch],
             "nsmid": ARCHITECTURES[self.arch],
@@ -156,6 +162,14 @@ class Launch:
             "reserved_smem_offset_cap": RESERVED_SHARED,
         }
         return scalars.get(base, 0)  # clocks are read by their own instruction
+
+
+@lru_cache(maxsize=64)
+def threads(warp: int, block: Triple) -> tuple[Any, ...]:
+    """%tid of the lanes of a warp: x, y, z, w."""
+    thread = np.arange(32) + 32 * warp
+    bx, by, _ = block
+    return thread % bx, thread // bx % by, thread // (bx * by), 0
 
 
 _PACK = {1: "B", 2: "H", 4: "I", 8: "Q"}

@@ -1,8 +1,9 @@
 """TMA descriptors. PTX manual, "Tensors: Tensor Dimension, Size and Format; Tiled Mode; Swizzling Modes" and "tensormap.replace".
 
 The 128 bytes of a descriptor are opaque to a kernel, so they are laid out here as suits the emulator; `tensormap.replace` writes the same
-fields. Offsets: magic 0, address 8, rank 16, element type 17, interleave 18, swizzle 19, fill 20, atomicity 21, box 24 (5 x u32),
-dims 44 (5 x u32), element strides 64 (5 x u32), strides in bytes 88 (5 x u64, of dims 1 .. 4).
+fields. Offsets: magic 0, address 8, rank 16, element type 17, interleave 18, swizzle 19, fill 20, atomicity 21, im2col 22, box 24
+(5 x u32), dims 44 (5 x u32), element strides 64 (5 x u32), strides in bytes 88 (4 x u64, of dims 1 .. 4). In im2col mode the box is
+channels per pixel, pixels per column, and for W, H and D the lower and upper corner of the bounding box (2 x i16).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tandem_attn.emulator.memory.faults import Fault
 
 MAGIC = b"TMAP"
 SIZE = 128
-ADDRESS, RANK, ELEMENT, INTERLEAVE, SWIZZLE, FILL, ATOMICITY = 8, 16, 17, 18, 19, 20, 21
+ADDRESS, RANK, ELEMENT, INTERLEAVE, SWIZZLE, FILL, ATOMICITY, IM2COL = 8, 16, 17, 18, 19, 20, 21, 22
 BOX, DIMS, STEPS, STRIDES = 24, 44, 64, 88
 
 # Element types by number (PTX manual, "tensormap.replace", .elemtype; the driver API's enumeration differs from 8 to 10): name and bytes.
@@ -26,6 +27,7 @@ ELEMENTS: tuple[tuple[str, int], ...] = (
     ("u8", 1), ("u16", 2), ("u32", 4), ("s32", 4), ("u64", 8), ("s64", 8), ("f16", 2), ("f32", 4), ("f32", 4), ("f64", 8),
     ("bf16", 2), ("tf32", 4), ("tf32", 4), ("b4x16", 1), ("b4x16p64", 1), ("b6p2x16", 1),
 )  # fmt: skip
+_TF32 = 11
 # CUtensorMapSwizzle -> bytes of the swizzle's span; 4 .. 6 are the 128-byte modes with other atoms.
 SWIZZLE_BYTES = {0: 0, 1: 32, 2: 64, 3: 128, 4: 128, 5: 128, 6: 128}
 _NAN_TYPES = frozenset(("f16", "f32", "bf16", "f64", "tf32"))
@@ -33,7 +35,10 @@ _NAN_TYPES = frozenset(("f16", "f32", "bf16", "f64", "tf32"))
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A decoded descriptor. `dims`, `box` and `steps` are innermost first; `strides` are bytes of dims 1 and up."""
+    """A decoded descriptor. `dims`, `box` and `steps` are innermost first; `strides` are bytes of dims 1 and up.
+
+    In im2col mode the box is (channels per pixel, pixels per column), and `corners` are the lower and upper ones of W, H and D.
+    """
 
     address: int
     element: str
@@ -45,6 +50,7 @@ class TensorMap:
     swizzle: int
     interleave: int
     nan_fill: bool
+    corners: tuple[tuple[int, int], ...] = ()
 
     @property
     def rank(self) -> int:
@@ -57,6 +63,7 @@ class TensorDescriptor:
 
     swizzle is in bytes (0, 32, 64, 128); None lets the kernel's metadata decide. padding is "zero" or "nan". offset: bytes from the
     tensor's first element to the element at coordinates 0, which may lie before or behind the tensor; only what a copy touches must not.
+    With corners it is a descriptor for im2col mode: a tensor (N, [D,] [H,] W, C), block_shape is [pixels per column, channels per pixel].
     """
 
     base: Any
@@ -66,6 +73,9 @@ class TensorDescriptor:
     padding: str = "zero"
     swizzle: int | None = None
     offset: int = 0
+    pixel_box_lower_corner: Sequence[int] | None = None  # im2col mode, with the two below as Triton's TensorDescriptorIm2Col has them
+    pixel_box_upper_corner: Sequence[int] | None = None
+    element_strides: Sequence[int] | None = None
 
     @classmethod
     def of(cls, tensor: Any, block_shape: Sequence[int], **options: Any) -> TensorDescriptor:
@@ -115,7 +125,39 @@ def decode(raw: bytes) -> TensorMap:
     box, dims, steps = (struct.unpack_from("<5I", raw, at)[:rank] for at in (BOX, DIMS, STEPS))
     strides = struct.unpack_from("<4Q", raw, STRIDES)[: rank - 1]
     name, size = ELEMENTS[element]
-    return TensorMap(base, name, size, dims, strides, box, steps, swizzle, interleave, bool(fill) and name in _NAN_TYPES)
+    corners: tuple[tuple[int, int], ...] = ()
+    if raw[IM2COL]:
+        corners = tuple(struct.iter_unpack("<hh", raw[BOX + 8 : BOX + 8 + 4 * (rank - 2)]))
+        box = box[:2]
+    return TensorMap(base, name, size, dims, strides, box, steps, swizzle, interleave, bool(fill) and name in _NAN_TYPES, corners)
+
+
+def encode_im2col(
+    base: int, element: int, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, nan_fill: bool,
+    lower: Sequence[int], upper: Sequence[int], steps: Sequence[int] | None = None,
+) -> bytes:  # fmt: skip
+    """The 128 bytes of a descriptor for im2col mode (driver API, cuTensorMapEncodeIm2col).
+
+    Shape, strides (bytes), corners and steps are outermost first: (N, [D,] [H,] W, C) and ([D,] [H,] W); box is [pixels per column,
+    channels per pixel]. Raises LaunchError for what the driver refuses.
+    """
+    rank = len(shape)
+    limit = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}.get(rank)
+    if limit is None:
+        raise LaunchError(f"tensor descriptor: rank {rank} in im2col mode, not 3 .. 5")
+    corners = [*lower, *upper]
+    if len(lower) != rank - 2 or len(upper) != rank - 2 or any(not -limit <= c < limit for c in corners):
+        raise LaunchError(f"tensor descriptor: im2col corners {list(lower)}, {list(upper)} of rank {rank}, each in {-limit} .. {limit - 1}")
+    pixels, channels = box
+    if not (1 <= pixels <= 1024 and 1 <= channels <= 256):
+        raise LaunchError(f"tensor descriptor: {pixels} pixels per column (at most 1024), {channels} channels per pixel (at most 256)")
+    raw = bytearray(encode(base, element, shape, strides, [1] * (rank - 1) + [channels], swizzle, nan_fill))
+    raw[IM2COL] = 1
+    struct.pack_into("<II", raw, BOX, channels, pixels)
+    for i, pair in enumerate(zip(reversed(lower), reversed(upper), strict=True)):
+        struct.pack_into("<hh", raw, BOX + 8 + 4 * i, *pair)
+    struct.pack_into(f"<{rank}I", raw, STEPS, *reversed(steps if steps is not None else [1] * rank))
+    return bytes(raw)
 
 
 # Element types by name, for descriptors made from tensors.
@@ -158,5 +200,12 @@ def from_descriptor(descriptor: Any, meta: dict[str, Any] | None = None) -> byte
                 size = 1
         if ELEMENTS[element][1] != size:
             raise LaunchError(f"tensor descriptor: elements of {size} bytes where the kernel was compiled for {ELEMENTS[element][0]}")
+    if getattr(descriptor, "round_f32_to_tf32", False):  # Triton's, of float32 tensors
+        element = _TF32
     origin = address(tensor) + getattr(descriptor, "offset", 0)
-    return encode(origin, element, shape, strides, box, swizzle, getattr(descriptor, "padding", "zero") == "nan")
+    nan = getattr(descriptor, "padding", "zero") == "nan"
+    lower, upper = (getattr(descriptor, f"pixel_box_{name}_corner", None) for name in ("lower", "upper"))
+    if lower is not None and upper is not None:
+        steps = getattr(descriptor, "element_strides", None)
+        return encode_im2col(origin, element, shape, strides, box, swizzle, nan, lower, upper, steps)
+    return encode(origin, element, shape, strides, box, swizzle, nan)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tandem_attn.emulator.errors import ExecutionError
+from tandem_attn.emulator.machine.in_flight import Watch
+from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Blocked, Frame, Warp
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.ops.in_flight import Watch
 from tandem_attn.emulator.ptx.nodes import Function, Group, Instruction, Operand, Reg, Symbol, Variable
 from tandem_attn.emulator.ptx.program import EXIT, Segment
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from tandem_attn.emulator.machine.machine import Machine
 
 _ALL, _NONE = bytes([1]) * 32, bytes(32)
+_YES, _NO = bytes([1]), bytes([0])
+TOGETHER = frozenset(("next", "jump", "branch", "block"))  # endings of segments that several warps can execute together
+NEVER = -3  # no segment
 LONG_RUN = 256  # backward jumps after which a warp lets others run
 
 
@@ -27,6 +31,7 @@ class Control:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.program = machine.program
+        self.code = machine.program.code
         self.links = machine.launch.links
         self.orders: dict[int, tuple[str, str]] = {}
         self.watch = Watch(machine)
@@ -36,7 +41,7 @@ class Control:
         """Memory semantics and scope of an instruction, from its modifiers."""
         found = self.orders.get(index)
         if found is None:
-            mods = self.program.code[index].mods
+            mods = self.code[index].mods
             kinds = ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
             semantics = next((m for m in mods if m in kinds), "weak")
             if mods[0] in ("atom", "red") and semantics == "weak":
@@ -50,15 +55,16 @@ class Control:
         found: Counter[str] = Counter()
         for segment, count in zip(self.program.segments, self.runs, strict=True):
             if count:
-                for ins in self.program.code[segment.start : segment.end]:
+                for ins in self.code[segment.start : segment.end]:
                     found[ins.opcode] += count
         return found
 
-    def run(self, warp: Warp) -> None:  # noqa: PLR0912, PLR0915 - the inner loop of the machine stays in one function
-        """Until the warp blocks, yields or ends."""
+    def run(self, warp: Warp, until: int = NEVER) -> bool:  # noqa: PLR0912, PLR0915 - the inner loop of the machine stays in one function
+        """Until the warp blocks, yields or ends; or is whole and comes to segment `until`: True then."""
         segments = self.program.segments
         functions = self.machine.segments
         settled = functions.settled
+        suspicious = self.watch.suspicious
         runs = self.runs
         stack = warp.stack
         jumps = 0
@@ -69,12 +75,14 @@ class Control:
             at = frame.segment
             if at in (frame.stop, EXIT):
                 if self.pop(warp):
-                    return
+                    return False
                 continue
+            if at == until and len(stack) == 1 and frame.mask is None:
+                return True
             segment = segments[at]
             if path is not None:
                 path.append(at)
-            if warp.in_flight or warp.unwritten:
+            if warp.flight.items or warp.unwritten or at in suspicious:
                 self.watch.check(warp, segment)
             function = settled[at] if frame.mask is None else None
             if function is not None:
@@ -94,23 +102,137 @@ class Control:
                     runs[at] -= 1
                     if path is not None:
                         path.pop()
-                    return
+                    return False
             else:
                 getattr(self, kind)(warp, frame, segment)
             if warp.yielding:
                 warp.yielding = False
                 self.rotate(warp)
                 self.machine.yielded(warp)
-                return
+                return False
             if stack and stack[-1].segment <= at:
                 jumps += 1
                 if jumps >= LONG_RUN:
                     self.rotate(warp)
                     self.machine.yielded(warp)
-                    return
+                    return False
             if random_order and self.machine.rng.random() < 0.1:
-                self.machine.ready.append(warp)
-                return
+                self.machine.enter(warp)
+                return False
+
+    # ---- several warps
+    def run_team(self, team: Team) -> list[Warp]:
+        """Until a warp blocks, yields or ends, or their ways part; returns those that go on alone."""
+        segments, functions, teams = self.program.segments, self.machine.segments, self.machine.segments.teams
+        warps, suspicious, runs = team.warps, self.watch.suspicious, self.runs
+        frames = [warp.stack[0] for warp in warps]
+        jumps = 0
+        while jumps < LONG_RUN:
+            at = frames[0].segment
+            segment = segments[at]
+            if at == EXIT or segment.kind not in TOGETHER:
+                return warps
+            count = segment.end - segment.start
+            runs[at] += team.count
+            for warp in warps:
+                if warp.flight.items or warp.unwritten or at in suspicious:
+                    self.watch.check(warp, segment)
+                warp.instructions += count
+            function = teams[at]
+            if function is not None:
+                function(team, None)
+            else:
+                functions.run_team(segment, team)
+            if not self.leave_segment(team, frames, segment):
+                return []
+            jumps += frames[0].segment <= at
+        for warp in warps:
+            self.machine.yielded(warp)
+        return []
+
+    def leave_segment(self, team: Team, frames: list[Frame], segment: Segment) -> bool:
+        """Execute the segment's last instruction; False when the warps do not go on together (each is seen to)."""
+        if segment.kind == "branch":
+            return self.branch_team(team, frames, segment)
+        if segment.kind == "block":
+            done = self.block_together(team, frames, segment)
+            return self.block_team(team, frames, segment) if done is None else done
+        for frame in frames:
+            frame.segment = segment.targets[0]
+        return True
+
+    def branch_team(self, team: Team, frames: list[Frame], segment: Segment) -> bool:
+        """True when all go the same way, at once or behind the branch."""
+        ins = self.code[segment.last]
+        there, behind = segment.targets
+        assert ins.predicate is not None
+        guard = team.P[ins.predicate.slot].tobytes()
+        if _YES not in guard or _NO not in guard:
+            target = there if (_YES in guard) != ins.negated else behind
+            for frame in frames:
+                frame.segment = target
+            return True
+        arrived = []
+        for warp, frame in zip(team.warps, frames, strict=True):
+            team.acting = warp
+            self.branch(warp, frame, segment)
+            if self.run(warp, segment.reconverge if segment.reconverge != EXIT else NEVER):
+                arrived.append(warp)
+        if len(arrived) == team.count:
+            return True
+        for warp in arrived:
+            self.machine.enter(warp)
+        return False
+
+    def block_together(self, team: Team, frames: list[Frame], segment: Segment) -> bool | None:
+        """By the instruction's form for several warps: whether they go on or all wait; None where there is none that fits."""
+        form = getattr(self.machine.segments.handler(segment.last), "together", None)
+        if form is None or self.code[segment.last].predicate is not None:
+            return None
+        team.acting = team.first
+        done = form(team)
+        if done is False:
+            return None
+        if done is True:
+            for frame in frames:
+                frame.segment = segment.targets[0]
+            return True
+        self.runs[segment.index] -= team.count
+        for warp, frame in zip(team.warps, frames, strict=True):
+            warp.instructions -= 1  # it is executed again when the warp is woken
+            warp.current = segment.last
+            frame.waits = True
+            self.machine.blocked(warp, done)
+        return False
+
+    def block_team(self, team: Team, frames: list[Frame], segment: Segment) -> bool:
+        """One warp after the other; True when none has to wait (any longer)."""
+        waiting = []
+        for warp, frame in zip(team.warps, frames, strict=True):
+            team.acting = warp
+            if self.block(warp, frame, segment):
+                waiting.append((warp, frame))
+        while woken := [pair for pair in waiting if pair[0].queued]:  # a later warp has opened what earlier ones wait for
+            for pair in woken:
+                warp, frame = pair
+                team.acting = warp
+                warp.queued = False
+                if not self.block(warp, frame, segment):
+                    waiting.remove(pair)
+        spinning = [warp for warp in team.warps if warp.yielding]
+        if not waiting and not spinning:
+            return True
+        for warp in spinning:
+            warp.yielding = False
+            self.machine.yielded(warp)
+        for warp, _ in waiting:
+            warp.instructions -= 1  # it is executed again when the warp is woken
+            self.runs[segment.index] -= 1
+        held = {id(warp) for warp, _ in waiting} | {id(warp) for warp in spinning}
+        for warp in team.warps:
+            if id(warp) not in held:
+                self.machine.enter(warp)
+        return False
 
     # ---- the stack
     def pop(self, warp: Warp) -> bool:
@@ -149,7 +271,7 @@ class Control:
         return guard if frame.mask is None else guard & frame.mask
 
     def branch(self, warp: Warp, frame: Frame, segment: Segment) -> None:
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         there, behind = segment.targets
         if frame.mask is None and ins.predicate is not None:
             guard = warp.P[ins.predicate.slot].tobytes()
@@ -174,7 +296,7 @@ class Control:
 
     def table(self, warp: Warp, frame: Frame, segment: Segment) -> None:
         """brx.idx: one target per index."""
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         reg = ins.operands[0]
         assert isinstance(reg, Reg)
         index = warp.Ru[reg.slot] if frame.mask is None else warp.Ru[reg.slot][frame.mask]
@@ -192,7 +314,7 @@ class Control:
 
     # ---- calls and ends
     def call(self, warp: Warp, frame: Frame, segment: Segment) -> None:
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         lanes = self.taken(warp, frame, ins)
         frame.segment = segment.targets[0]
         if not lanes.any():
@@ -255,7 +377,7 @@ class Control:
 
     def leave(self, warp: Warp, frame: Frame, segment: Segment, bottom: int) -> None:
         """Take lanes out of every frame from `bottom` up: they have returned or exited."""
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         gone = self.taken(warp, frame, ins)
         if not gone.any():
             frame.segment = segment.targets[0]
@@ -271,7 +393,7 @@ class Control:
         warp.stack[bottom:] = kept
 
     def exit(self, warp: Warp, frame: Frame, segment: Segment) -> None:
-        gone = self.taken(warp, frame, self.program.code[segment.last])
+        gone = self.taken(warp, frame, self.code[segment.last])
         alive = np.ones(32, np.bool_) if warp.alive is None else warp.alive
         warp.alive = alive & ~gone
         self.leave(warp, frame, segment, 0)
@@ -284,14 +406,14 @@ class Control:
         if bottom is None:
             self.exit(warp, frame, segment)
             return
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         gone = self.taken(warp, frame, ins)
         for source, target, size in warp.stack[bottom].returns:
             self.copy_argument(warp, gone, source, target, size)
         self.leave(warp, frame, segment, bottom)
 
     def trap(self, warp: Warp, frame: Frame, segment: Segment) -> None:
-        if not self.taken(warp, frame, self.program.code[segment.last]).any():
+        if not self.taken(warp, frame, self.code[segment.last]).any():
             frame.segment = segment.targets[0]
             return
         warp.current = segment.last
@@ -300,7 +422,7 @@ class Control:
     # ---- blocking instructions
     def block(self, warp: Warp, frame: Frame, segment: Segment) -> bool:
         """Execute the instruction; True when the warp must wait (it is then entered in what it waits for)."""
-        ins = self.program.code[segment.last]
+        ins = self.code[segment.last]
         mask = frame.mask
         if ins.predicate is not None:
             mask = self.taken(warp, frame, ins)

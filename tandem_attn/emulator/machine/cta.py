@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.addresses import RESERVED_SHARED
 from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.memory.registers import WARPS, RegisterFile
 from tandem_attn.emulator.memory.shared import SharedMemory
 from tandem_attn.emulator.memory.tmem import TensorMemory
 from tandem_attn.emulator.sync.barrier import NAMED_BARRIERS, ClusterBarrier, NamedBarrier
@@ -44,11 +46,20 @@ class CTA:
         self.named: dict[int, NamedBarrier] = {}
         self.tmem_waiters: list[Warp] = []
         self.register_waiters: list[Warp] = []  # at a setmaxnreg.inc
+        self.special: dict[str, Any] = {}  # values of special registers and symbols that all warps share
         self.tiles: dict[Any, Any] = {}  # matrix operands read from shared memory, converted
-        warps = -(-launch.threads // 32)
-        self.warps = [Warp(self, i, launch.slots, launch.first_segment) for i in range(warps)]
+        count = -(-launch.threads // 32)
+        spare = machine.spare_files
+        self.files = [spare.pop().clear() if spare else RegisterFile(launch.slots) for _ in range(0, count, WARPS)]
+        self.warps = [Warp(self, i, self.files[i // WARPS], launch.first_segment) for i in range(count)]
         for warp in self.warps:
             launch.prepare(warp)
+        for number, file in enumerate(self.files if machine.teams else ()):
+            members = self.warps[number * WARPS : number * WARPS + WARPS]
+            if len(members) > 1:
+                team = Team(members, file)
+                for warp in members:
+                    warp.team = team
 
     @property
     def tmem(self) -> TensorMemory:

@@ -19,6 +19,7 @@ from tandem_attn.emulator.launch.launch import Launch
 from tandem_attn.emulator.machine.async_ops import AsyncEngine, AsyncOp
 from tandem_attn.emulator.machine.control import Control
 from tandem_attn.emulator.machine.cta import CTA, Cluster
+from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.registers import RegisterFile
@@ -48,6 +49,7 @@ class Machine:
         self.schedule = schedule
         self.observers = list(observers)
         self.observed = bool(self.observers)
+        self.teams = not self.observed and schedule != "random"  # whether warps are executed together
         self.engine = AsyncEngine(self, schedule, self.rng)
         self.check_uninitialised = "uninitialised" in wanted
         asked = "uninitialised-register" in wanted
@@ -62,7 +64,7 @@ class Machine:
         self.waiting_clusters = deque(enumerate(launch.clusters))
         self.resident: list[Cluster] = []
         self.cancelled = 0  # clusters that cluster launch control has taken over
-        self.ready: deque[Warp] = deque()
+        self.ready: deque[Warp] = deque()  # may hold a warp twice: `Warp.queued` says whether its turn is still to come
         self.idle: list[Warp] = []  # spinning: ran, yielded, and nothing has changed since
         self.sites: dict[int, Site] = {}
         self.tensormaps: dict[bytes, Any] = {}  # decoded descriptors by content
@@ -128,8 +130,13 @@ class Machine:
             warp.blocked = None
             for frame in warp.stack:
                 frame.waits = False
-            self.ready.append(warp)
+            self.enter(warp)
             self.progress += 1
+
+    def enter(self, warp: Warp) -> None:
+        """The warp can run."""
+        warp.queued = True
+        self.ready.append(warp)
 
     def start_cluster(self) -> bool:
         """Make the next cluster resident when it fits; False when there is none or no room."""
@@ -145,7 +152,8 @@ class Machine:
         self.statistics.warps += len(warps)
         if self.observed:
             self.emit(ClusterStart(index, tuple(c.linear for c in cluster.ctas), len(cluster.ctas[0].warps)))
-        self.ready.extend(warps)
+        for warp in warps:
+            self.enter(warp)
         self.progress += 1
         return True
 
@@ -179,7 +187,7 @@ class Machine:
                 if random_order:
                     self.ready.rotate(self.rng.randrange(len(self.ready)))
                     self.engine.maybe_complete()
-                self.step(self.ready.popleft())
+                self.turn(self.ready.popleft())
                 if self.tick is not None and time.perf_counter() > self.tick_at:
                     self.tick(self)
                 continue
@@ -190,9 +198,7 @@ class Machine:
                 continue
             if self.idle and stuck_rounds < IDLE_ROUNDS:
                 stuck_rounds += 1
-                self.ready.extend(self.idle)
-                self.idle.clear()
-                self.stamp = self.progress
+                self.enter_idle()
                 continue
             if self.time_out_waits():
                 continue
@@ -209,10 +215,15 @@ class Machine:
         """Let spinning warps look again when something has happened since they last did."""
         if not self.idle or self.progress == self.stamp:
             return False
-        self.stamp = self.progress
-        self.ready.extend(self.idle)
-        self.idle.clear()
+        self.enter_idle()
         return True
+
+    def enter_idle(self) -> None:
+        """The spinning warps look again."""
+        self.stamp = self.progress
+        for warp in self.idle:
+            self.enter(warp)
+        self.idle.clear()
 
     def time_out_waits(self) -> bool:
         """When nothing else can run, blocked try_waits return false (the manual allows a time limit); True when one did."""
@@ -224,7 +235,7 @@ class Machine:
             warp.blocked = None
             for frame in warp.stack:
                 frame.waits = False
-            self.ready.append(warp)
+            self.enter(warp)
         return bool(woken)
 
     def may_time_out(self, warp: Warp) -> bool:
@@ -242,6 +253,17 @@ class Machine:
         warp.timed_out[warp.current] = times + 1, registers
         return registers != before and times < IDLE_ROUNDS
 
+    def turn(self, warp: Warp) -> None:
+        """A warp's turn, with those that stand beside it; not if it has had it with them already."""
+        if not warp.queued:
+            return
+        team = warp.team
+        if team is not None and team.at(warp.stack[-1].segment):
+            self.step_team(team)
+        else:
+            warp.queued = False
+            self.step(warp)
+
     def step(self, warp: Warp) -> None:
         """Run a warp until it blocks, yields or ends; faults become reports."""
         try:
@@ -252,6 +274,22 @@ class Machine:
         except ExecutionError as error:
             self.report(Fault("undefined", str(error)), warp, warp.current)
             raise StopError from None
+
+    def step_team(self, team: Team) -> None:
+        """The same for warps that stand at the same place; where their ways part, they go on one by one."""
+        for warp in team.warps:
+            warp.queued = False
+        team.acting = team.first
+        try:
+            left = self.control.run_team(team)
+        except Fault as fault:
+            self.report(fault, team.acting, team.acting.current)
+            raise StopError from None
+        except ExecutionError as error:
+            self.report(Fault("undefined", str(error)), team.acting, team.acting.current)
+            raise StopError from None
+        for warp in left:
+            self.step(warp)
 
     def yielded(self, warp: Warp) -> None:
         """The warp gives way: it spins, or has run for long."""
@@ -283,7 +321,7 @@ class Machine:
             self.end_cta(cta, warp)
             if cluster.done:
                 self.resident.remove(cluster)
-                self.spare_files += [w.file for each in cluster.ctas for w in each.warps]
+                self.spare_files += [file for each in cluster.ctas for file in each.files]
 
     def end_cta(self, cta: CTA, warp: Warp) -> None:
         if cta.has_tmem and cta.tmem.sizes:

@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem_attn.emulator.events import AccessKind, Proxy, Space, WarpAgent
+from tandem_attn.emulator.machine.in_flight import Flight
 from tandem_attn.emulator.memory.addresses import LOCAL_WINDOW, OFFSET_MASK, PARAM_WINDOW, RANK_SHIFT, SHARED_WINDOW, WINDOW_MASK
 from tandem_attn.emulator.memory.faults import Fault
-from tandem_attn.emulator.memory.registers import WARP, RegisterFile
+from tandem_attn.emulator.memory.registers import WARP, WARPS, RegisterFile
 from tandem_attn.emulator.ptx.nodes import Reg
 
 if TYPE_CHECKING:
     from tandem_attn.emulator.machine.cta import CTA
+    from tandem_attn.emulator.machine.team import Team
 
 Array = NDArray[Any]
 ALL_LANES = np.arange(WARP)
@@ -48,27 +50,28 @@ class Blocked:
 class Warp:
     """State of one warp. Upper-case attributes are the register file's views, under the names generated code uses."""
 
-    def __init__(self, cta: CTA, index: int, slots: dict[str, int], entry: int) -> None:
+    def __init__(self, cta: CTA, index: int, file: RegisterFile, entry: int) -> None:
         self.cta, self.index = cta, index
-        spare = cta.machine.spare_files
-        self.file = spare.pop().clear() if spare else RegisterFile(slots)
-        views = self.file.views
-        self.P, self.Hu, self.Hi, self.Hf = views["p"], views["hu"], views["hi"], views["hf"]
-        self.Ru, self.Ri, self.Rf = views["ru"], views["ri"], views["rf"]
-        self.Du, self.Di, self.Df = views["du"], views["di"], views["df"]
-        self.Q = self.file.q
-        self.files = self.file.addresses.ctypes.data  # what native code gets
+        views: dict[str, Any] = file.rows[index % WARPS]
+        self.P, self.Hu, self.Hi, self.Hf = views["P"], views["Hu"], views["Hi"], views["Hf"]
+        self.Ru, self.Ri, self.Rf = views["Ru"], views["Ri"], views["Rf"]
+        self.Du, self.Di, self.Df, self.Q = views["Du"], views["Di"], views["Df"], views["Q"]
+        self.addresses = file.addresses(index % WARPS)
+        self.files = self.addresses.ctypes.data  # what native code gets
+        self.count = 1  # warps that generated code acts on: a `Team` has more
         self.alive: Array | None = None  # lanes that exist and have not exited; None is all
         self.stack = [Frame(entry, -1, None)]
+        self.team: Team | None = None  # the warps that it may be executed together with
+        self.queued = False  # in the machine's list of warps that can run
         self.blocked: Blocked | None = None
         self.done = False
         self.yielding = False
         self.local = np.zeros((WARP, cta.launch.local_bytes), np.uint8)
         self.local_views: dict[Any, Array] = {}
         self.agent = WarpAgent(cta.linear, cta.rank, index)
-        self.groups: dict[str, Any] = {}  # open and committed groups of asynchronous operations, by kind
+        self.groups: dict[tuple[str, int], Any] = {}  # open and committed groups of asynchronous operations, by kind and lane
         self.unwritten: set[tuple[str, int]] = set(cta.machine.exposed)  # registers to be reported when read, until written
-        self.in_flight: dict[tuple[str, int], Any] = {}  # registers that an asynchronous operation reads or writes
+        self.flight = Flight()  # registers that asynchronous operations read or write
         self.tmem_loads: list[Any] = []  # tcgen05.ld since the last wait::ld
         self.tmem_stores: list[Any] = []
         self.cp_async: list[Any] = []  # cp.async since the last cp.async.mbarrier.arrive

@@ -21,49 +21,53 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A decoded matrix descriptor: bytes. `swizzle` is the span (0, 32, 64, 128)."""
+    """A decoded matrix descriptor: bytes. `swizzle` is the span (0, 32, 64, 128), `atom` what it moves as one piece (16, 32).
+
+    `base`: in which 128-byte row of the address space, of eight, the swizzle's pattern begins.
+    """
 
     start: int
     leading: int
     stride: int
     swizzle: int
+    base: int = 0
+    atom: int = 16
 
 
 _WGMMA_SWIZZLE = {0: 0, 1: 128, 2: 64, 3: 32}
-_TCGEN05_SWIZZLE = {0: 0, 2: 128, 4: 64, 6: 32}
+_TCGEN05_SWIZZLE = {0: 0, 1: 128, 2: 128, 4: 64, 6: 32}
+_WIDE_ATOM = 1  # the mode of 128 bytes with 32-byte atoms
 
 
 def _fields(raw: int) -> tuple[int, int, int]:
     return (raw & 0x3FFF) << 4, (raw >> 16 & 0x3FFF) << 4, (raw >> 32 & 0x3FFF) << 4
 
 
-def _check_base_offset(raw: int) -> None:
-    if raw >> 49 & 7:
-        raise Fault("undefined", f"matrix descriptor {raw:#x} has a base offset, which is not modelled")
-
-
 @lru_cache(maxsize=1024)
 def wgmma_descriptor(raw: int) -> Descriptor:
     """PTX manual, "Asynchronous Warpgroup Level Matrix ... Matrix Descriptor Format"."""
-    _check_base_offset(raw)
-    return Descriptor(*_fields(raw), _WGMMA_SWIZZLE[raw >> 62 & 3])
+    return Descriptor(*_fields(raw), _WGMMA_SWIZZLE[raw >> 62 & 3], raw >> 49 & 7)
 
 
 @lru_cache(maxsize=1024)
 def tcgen05_descriptor(raw: int) -> Descriptor:
     """PTX manual, "Tensor Core 5th Generation: Shared memory descriptor". Raises Fault for modes that are not modelled."""
-    _check_base_offset(raw)
     mode = raw >> 61 & 7
     if mode not in _TCGEN05_SWIZZLE:
-        raise Fault("undefined", f"matrix descriptor {raw:#x}: swizzle mode {mode} (128 bytes with 32-byte atoms) is not modelled")
+        raise Fault("undefined", f"matrix descriptor {raw:#x}: there is no swizzle mode {mode}")
+    if raw >> 52 & 1:
+        raise Fault("undefined", f"matrix descriptor {raw:#x}: an absolute leading dimension address is not modelled")
     if raw >> 46 & 7 != 1:
         raise Fault("undefined", f"matrix descriptor {raw:#x}: bits 46-48 are {raw >> 46 & 7:#b}, the manual wants 0b001")
-    return Descriptor(*_fields(raw), _TCGEN05_SWIZZLE[mode])
+    return Descriptor(*_fields(raw), _TCGEN05_SWIZZLE[mode], raw >> 49 & 7, 32 if mode == _WIDE_ATOM else 16)
 
 
 @lru_cache(maxsize=8192)
 def chunk_indices(d: Descriptor, rows: int, k_bytes: int, element: int, mn_major: bool) -> Array:
     """Indices of the 16-byte chunks: (rows, k_bytes / 16) K-major, (rows * element / 16, k) MN-major."""
+    deep = 8 if d.atom == 16 else 4  # rows of the swizzle's pattern: places along K, or along MN
+    if d.atom == 32 and not mn_major:
+        raise Fault("undefined", "a K-major operand with a 128-byte swizzle of 32-byte atoms")
     if not mn_major:
         r, k = np.arange(rows)[:, None], np.arange(k_bytes // 16)[None, :]
         pitch, step = (d.swizzle, 16) if d.swizzle else (16, d.leading)
@@ -73,11 +77,12 @@ def chunk_indices(d: Descriptor, rows: int, k_bytes: int, element: int, mn_major
         r, k = np.arange(rows // per_chunk)[:, None], np.arange(k_bytes // element)[None, :]
         if d.swizzle:
             across = d.swizzle // 16
-            where = r // across * d.leading + r % across * 16 + k // 8 * d.stride + k % 8 * d.swizzle
+            where = r // across * d.leading + r % across * 16 + k // deep * d.stride + k % deep * d.swizzle
         else:
             where = r * d.stride + k // 8 * d.leading + k % 8 * 16
     where = where + d.start
-    where = (where ^ (where >> 7 & SWIZZLE_MASK[d.swizzle]) << 4) // 16
+    row = (where >> 7) - d.base  # in the pattern
+    where = (where ^ ((row & SWIZZLE_MASK[d.swizzle]) << 4 if d.atom == 16 else (row & 3) << 5)) // 16
     where.setflags(write=False)
     return where
 
@@ -141,20 +146,42 @@ _TABLES = {
     "e3m2": _table(_narrow(3, 2, "none"), 8),
     "e2m1": _table(_narrow(2, 1, "none"), 8),
 }
-ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "e2m3": 1, "e3m2": 1, "e2m1": 1, "s8": 1, "u8": 1, "b1": 1}
+ELEMENT_BYTES = {
+    "e2m1x2": 1,
+    "f16": 2,
+    "bf16": 2,
+    "tf32": 4,
+    "e4m3": 1,
+    "e5m2": 1,
+    "e2m3": 1,
+    "e3m2": 1,
+    "e2m1": 1,
+    "s8": 1,
+    "u8": 1,
+    "b1": 1,
+}
 
 
 def to_float(raw: Array, kind: str) -> Array:
     """Raw elements -> f4, exact (tf32: the low 13 bits are ignored, as the tensor core does; b1: eight elements of each byte)."""
-    if kind == "b1":
-        return np.unpackbits(raw, axis=-1).astype(np.float32)
-    if kind == "bf16":
-        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if kind == "f16":
-        return raw.view(np.float16).astype(np.float32)
-    if kind == "tf32":
-        return (raw & np.uint32(0xFFFFE000)).view(np.float32)
-    if kind in ("s8", "u8"):
-        return raw.view(np.int8 if kind == "s8" else np.uint8).astype(np.float32)
+    if kind in _DECODE:
+        value: Array = _DECODE[kind](raw)
+        return value
     bits = {"e2m3": 0x3F, "e3m2": 0x3F, "e2m1": 0x0F}.get(kind)
     return _TABLES[kind][raw & np.uint8(bits)] if bits else _TABLES[kind][raw]
+
+
+def _nibbles(raw: Array) -> Array:
+    """Two elements of each byte, the one in the low half first."""
+    return _TABLES["e2m1"][np.stack([raw & np.uint8(15), raw >> np.uint8(4)], axis=-1).reshape(*raw.shape[:-1], -1)]
+
+
+_DECODE: dict[str, Any] = {
+    "b1": lambda raw: np.unpackbits(raw, axis=-1).astype(np.float32),
+    "bf16": lambda raw: (raw.astype(np.uint32) << np.uint32(16)).view(np.float32),
+    "f16": lambda raw: raw.view(np.float16).astype(np.float32),
+    "tf32": lambda raw: (raw & np.uint32(0xFFFFE000)).view(np.float32),
+    "s8": lambda raw: raw.view(np.int8).astype(np.float32),
+    "u8": lambda raw: raw.astype(np.float32),
+    "e2m1x2": _nibbles,
+}

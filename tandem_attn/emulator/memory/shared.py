@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tandem_attn.emulator.memory.faults import Fault
 
+_BLOCK = 10
 _MARKED = {size: int.from_bytes(bytes([1]) * size, "little") for size in (1, 2, 4, 8)}  # `written` of whole elements
 
 
@@ -25,7 +26,8 @@ class SharedMemory:
         self.views |= {np.dtype(t): self.data.view(t) for t in (np.int8, np.int16, np.int32, np.int64, np.float32, np.float64, np.float16)}
         self.marks = {size: self.written.view(f"u{size}") for size in _MARKED}
         self.track = True  # follow initialised-ness
-        self.version = 0  # changes with every write, for copies that are kept
+        self.version = 0  # counts writes
+        self.stamps: NDArray[np.int64] = np.zeros((room >> _BLOCK) + 1, np.int64)  # of the last write to each KiB, for copies that are kept
 
     def check(self, offsets: NDArray[np.int64], size: int, align: int) -> None:
         """Raise Fault unless every [offset, offset + size) lies inside and is aligned."""
@@ -76,5 +78,19 @@ class SharedMemory:
         view = self.views[values[0].dtype]
         for j, value in enumerate(values):
             view[index + j if j else index] = value
-        self.version += 1
+        self.changed_at(offsets)
         self.mark(offsets, width * len(values))
+
+    def changed_at(self, offsets: NDArray[np.int64]) -> None:
+        """Pieces that cross no KiB were written."""
+        self.version += 1
+        self.stamps[offsets >> _BLOCK] = self.version
+
+    def changed(self, low: int, high: int) -> None:
+        """Bytes low .. high - 1 were written."""
+        self.version += 1
+        self.stamps[low >> _BLOCK : (high - 1 >> _BLOCK) + 1] = self.version
+
+    def same_since(self, version: int, low: int, high: int) -> bool:
+        """Whether no write has come near bytes low .. high - 1."""
+        return bool(self.stamps[low >> _BLOCK : (high - 1 >> _BLOCK) + 1].max() <= version)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from tandem_attn.emulator.launch.tensormap import SWIZZLE_BYTES, TensorMap
@@ -58,15 +58,14 @@ class Box:
     @property
     def size(self) -> int:
         """Bytes in shared memory."""
-        return int(np.prod(self.shape)) * self.shared_bytes
+        return math.prod(self.shape) * self.shared_bytes
 
     def view(self) -> Array:
         """The elements in bounds, as a strided view of global memory. Raises Fault when they are outside every tensor."""
         extent = [h - lo for lo, h in zip(self.low, self.high, strict=True)]
         last = sum((n - 1) * s for n, s in zip(extent, self.strides, strict=True)) + self.global_bytes
         raw = self.memory.bytes_at(self.start, last)
-        usable = raw[: len(raw) // self.global_bytes * self.global_bytes].view(self.word)
-        return as_strided(usable, tuple(reversed(extent)), tuple(reversed(self.strides)))
+        return np.ndarray(tuple(reversed(extent)), self.word, raw, 0, tuple(reversed(self.strides)))
 
     def inside(self) -> tuple[slice, ...]:
         return tuple(slice(lo, h) for lo, h in zip(reversed(self.low), reversed(self.high), strict=True))

@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem_attn.emulator.errors import UnsupportedInstruction
+from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.addresses import SHARED_WINDOW, WINDOW_MASK
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.ptx.nodes import Discard, Imm, Instruction, Memory, Negated, Operand, Reg, Vector
 
 Array = NDArray[Any]
-Read = Callable[[Warp], Array]
+Read = Callable[[Warp | Team], Array]
 
 
 def reader(operand: Operand, dtype: Any) -> Read:
@@ -74,6 +75,22 @@ def uniform(operand: Operand, dtype: Any = np.int64) -> Callable[[Warp, Array | 
     del dtype
     read = scalar(operand)
     return lambda w, m: read(w, 0 if m is None else m.tobytes().index(1))
+
+
+def agreed(operand: Operand) -> Callable[[Team], int | None]:
+    """The value of a register or a constant in the first lane of every warp of a team; None where the warps differ."""
+    if isinstance(operand, Imm):
+        value = operand.value
+        return lambda _: value
+    if not isinstance(operand, Reg):
+        raise TypeError(f"{operand} cannot be read")
+    slot, name = operand.slot, {"p": "P", "h": "Hu", "r": "Ru", "d": "Du"}[operand.cls]
+
+    def read(t: Team) -> int | None:
+        values: list[int] = getattr(t, name)[slot, :, 0].tolist()
+        return values[0] if values.count(values[0]) == len(values) else None
+
+    return read
 
 
 def shared_scalar(ins: Instruction, operand: Operand) -> Scalar:
@@ -163,4 +180,4 @@ def one_copy(lanes: Array, *operands: Array) -> tuple[Array, bool]:
 
 def compact(slots: list[int]) -> Any:
     """Register slots as an index: a slice where they are consecutive (as compilers number them), else the list."""
-    return slice(slots[0], slots[-1] + 1) if slots == list(range(slots[0], slots[0] + len(slots))) else slots
+    return slice(slots[0], slots[-1] + 1) if slots and slots == list(range(slots[0], slots[0] + len(slots))) else slots

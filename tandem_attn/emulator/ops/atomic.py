@@ -60,7 +60,7 @@ class _Cell:
         if machine_.observed:
             machine_.access(w, self.ins.index, Space.SHARED, cta.linear, AccessKind.ATOMIC, Proxy.GENERIC, [at], self.size, [lane])
         cta.shared.written[at : at + self.size] = True
-        cta.shared.version += 1
+        cta.shared.changed(at, at + self.size)
         return cta.shared.data[at : at + self.size]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tandem_attn.emulator.events import Arrival, BarrierId, Fence, PhaseComplete, Wait
-from tandem_attn.emulator.machine.warp import Blocked, Warp
+from tandem_attn.emulator.machine.team import Team
+from tandem_attn.emulator.machine.warp import Blocked, Frame, Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.ops.access import Array, reader, uniform, writer
-from tandem_attn.emulator.ops.registry import Handler, machine
+from tandem_attn.emulator.ops.registry import Handler, machine, together
 from tandem_attn.emulator.ptx.nodes import Instruction
 from tandem_attn.emulator.sync.barrier import NamedBarrier
 
@@ -28,7 +31,7 @@ def warp_sync(ins: Instruction) -> Handler:
     def run(w: Warp, m: Array | None) -> None:
         _event(w, ins, "bar.warp.sync", m)
 
-    return run
+    return together(run, lambda _: True)  # nobody looks on
 
 
 @machine("fence", "membar", section=SECTION + "membar, fence")
@@ -41,7 +44,7 @@ def fence(ins: Instruction) -> Handler:
         if ins.mods[1] == "proxy" and "tensormap::generic" in ins.mods:
             w.cta.machine.progress += 1
 
-    return run
+    return together(run, lambda _: "tensormap::generic" not in ins.mods)  # nobody looks on
 
 
 def _counts(ins: Instruction) -> tuple[str, int]:
@@ -112,9 +115,57 @@ def barrier(ins: Instruction) -> Handler:
 
     def hold(w: Warp, bar: NamedBarrier) -> Blocked:
         bar.waiting.append(w)
-        return Blocked(f"waits at barrier {bar.number}: {bar.arrived} of {bar.expected} threads came (warps {sorted(bar.members)})")
+        return _waits(bar)
 
-    return run
+    return together(run, lambda t: op != "red" and arrive_together(t, ins.index if op == "sync" else -1, number, count))
+
+
+Read = Callable[[Warp, Array | None], int]
+
+
+def _waits(bar: NamedBarrier) -> Blocked:
+    return Blocked(f"waits at barrier {bar.number}: {bar.arrived} of {bar.expected} threads came (warps {sorted(bar.members)})")
+
+
+def arrive_together(t: Team, waiting_at: int, number: Read, count: Read | None) -> bool | Blocked:
+    """The warps of a team come to one barrier, and nothing is wrong with their counts. `waiting_at`: the instruction, when it waits."""
+    frames = [w.stack[0] for w in t.warps]
+    if waiting_at >= 0 and frames[0].arrived is not None:
+        return _behind(frames, waiting_at, t.cta.barrier(number(t.first, None)))
+    given = {(number(w, None), count(w, None) if count is not None else 0) for w in t.warps}
+    which, expected = given.pop()
+    bar = t.cta.barrier(which)
+    expected = expected or -(-t.cta.live_threads() // 32) * 32
+    total = bar.arrived + 32 * t.count
+    wrong = given or expected % 32 or total > expected or (bar.arrived and expected != bar.expected) or bar.votes
+    if wrong or any(frame.arrived is not None for frame in frames) or any(w.index in bar.members for w in t.warps):
+        return False
+    if total < expected:
+        bar.expected, bar.arrived = expected, total
+        bar.members += [w.index for w in t.warps]
+        if waiting_at < 0:
+            return True
+        for frame in frames:
+            frame.arrived = (waiting_at, bar.phase)
+        bar.waiting += t.warps
+        return _waits(bar)
+    bar.expected, bar.arrived, bar.phase, bar.outcome = expected, 0, bar.phase + 1, []
+    bar.members.clear()
+    engine = t.cta.machine
+    engine.progress += 1
+    waiting, bar.waiting = bar.waiting, []
+    for other in waiting:
+        engine.wake(other)
+    return True
+
+
+def _behind(frames: list[Frame], index: int, bar: NamedBarrier) -> bool:
+    """Warps that have waited together go on, when the phase of their arrival is complete."""
+    if any(frame.arrived != frames[0].arrived for frame in frames) or frames[0].arrived != (index, bar.phase - 1):
+        return False
+    for frame in frames:
+        frame.arrived = None
+    return True
 
 
 @machine("barrier.cluster", section=SECTION + "barrier.cluster")

@@ -56,7 +56,7 @@ def write_bytes(w: Warp, space: str, address: int, data: Array, proxy: Proxy = P
         engine.access(w, w.current, Space.SHARED, cta.linear, AccessKind.WRITE, proxy, [at], data.size)
     cta.shared.data[at : at + data.size] = data
     cta.shared.written[at : at + data.size] = True
-    cta.shared.version += 1
+    cta.shared.changed(at, at + data.size)
 
 
 def _spaces(ins: Instruction) -> list[str]:
@@ -160,7 +160,7 @@ def reduce(ins: Instruction) -> Handler:
                     cta, at = mbarrier.locate(w, d)
                     cta.shared.check(np.array([at]), n, 1)
                     raw = cta.shared.data[at : at + n]
-                    cta.shared.version += 1
+                    cta.shared.changed(at, at + n)
                     if engine.observed:
                         engine.access(w, w.current, Space.SHARED, cta.linear, AccessKind.ATOMIC, Proxy.ASYNC, [at], n)
                 old = np.ascontiguousarray(raw).view(dtype)
@@ -210,7 +210,7 @@ def cp_async(ins: Instruction) -> Handler:
                 at = int(targets[lane]) & OFFSET_MASK
                 w.cta.shared.data[at : at + size] = data
                 w.cta.shared.written[at : at + size] = True
-            w.cta.shared.version += 1
+            w.cta.shared.changed_at(targets[lanes] & OFFSET_MASK)
             if engine.observed:
                 full = lanes[sizes[lanes] > 0]
                 if len(full):
@@ -307,7 +307,7 @@ def red_async(ins: Instruction) -> Handler:
                 cta.shared.check(np.array([at]), dtype.itemsize, dtype.itemsize)
                 raw = cta.shared.data[at : at + dtype.itemsize].view(dtype)
                 raw[:] = combine(op_name, kind, raw.copy(), data[lane : lane + 1])
-                cta.shared.version += 1
+                cta.shared.changed(at, at + dtype.itemsize)
                 engine = w.cta.machine
                 if engine.observed:
                     engine.access(w, ins.index, Space.SHARED, cta.linear, AccessKind.ATOMIC, Proxy.ASYNC, [at], dtype.itemsize)

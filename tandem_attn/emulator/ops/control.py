@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from tandem_attn.emulator.events import Fence
+from tandem_attn.emulator.events import AccessKind, Fence, Proxy, Space
 from tandem_attn.emulator.machine.async_ops import AsyncOp
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.addresses import OFFSET_MASK
@@ -109,6 +109,8 @@ def try_cancel(ins: Instruction) -> Handler:
                 for cta in ctas:
                     offset = target & OFFSET_MASK
                     cta.shared.check(np.array([offset]), 16, 16)
+                    if engine.observed:
+                        engine.access(w, ins.index, Space.SHARED, cta.linear, AccessKind.WRITE, Proxy.ASYNC, [offset], 16)
                     cta.shared.store(np.array([offset]), list(response[:, None]))
                     bar_cta = cta if multicast else w.cta.peer(signal >> 24)
                     mbarrier.complete_tx(w, bar_cta, signal & OFFSET_MASK, 16)

@@ -23,10 +23,9 @@ class Groups:
 
 
 def groups_of(w: Warp, kind: str, lane: int) -> Groups:
-    table = w.groups.setdefault(kind, {})
-    if lane not in table:
-        table[lane] = Groups()
-    found: Groups = table[lane]
+    found: Groups | None = w.groups.get((kind, lane))
+    if found is None:
+        found = w.groups[kind, lane] = Groups()
     return found
 
 
@@ -41,7 +40,7 @@ def commit(w: Warp, kind: str, lanes: Array, index: int) -> None:
     for lane in lanes:
         groups = groups_of(w, kind, int(lane))
         groups.committed.append(groups.open)
-        if engine.observed and groups.open:
+        if engine.observed:
             members = tuple(op.agent for op in groups.open if op.agent is not None)
             number = groups.done + len(groups.committed) - 1
             engine.emit(GroupCommit(w.agent, engine.site(index), kind, 1 << int(lane), number, members))

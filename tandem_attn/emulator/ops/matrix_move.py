@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from tandem_attn.emulator.errors import UnsupportedInstruction
 from tandem_attn.emulator.events import AccessKind, Proxy, Space
+from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Warp
+from tandem_attn.emulator.memory.addresses import RANK_SHIFT
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.shared import SharedMemory
-from tandem_attn.emulator.ops.access import Array, items, reader, shared_address, writer
-from tandem_attn.emulator.ops.registry import Handler, machine
-from tandem_attn.emulator.ptx.nodes import Instruction
+from tandem_attn.emulator.ops.access import Array, compact, items, reader, shared_address, writer
+from tandem_attn.emulator.ops.registry import Handler, machine, together
+from tandem_attn.emulator.ptx.nodes import Instruction, Operand, Reg
 
+_MARKED = np.ones(16, np.bool_).view(np.complex128)[0]  # `written` of a row
 SECTION = "Warp Level Matrix Instructions: "
 
 
@@ -36,6 +42,12 @@ def _rows(w: Warp, ins: Instruction, addresses: Array, count: int, size: int, ki
     return target.shared, offsets
 
 
+def _slots(operand: Operand) -> Any:
+    """The registers as an index into those of several warps; None where some are constants."""
+    regs = [o.slot for o in items(operand) if isinstance(o, Reg)]
+    return compact(regs) if len(regs) == len(items(operand)) else None
+
+
 def _b8(ins: Instruction) -> bool:
     if ins.mods[-1] not in ("b16", "b8") or any(m.startswith(("b6x16", "b4x16")) for m in ins.mods):
         raise UnsupportedInstruction("this form of a matrix move is not executed", ins.line, ins.text)
@@ -48,6 +60,7 @@ def ldmatrix(ins: Instruction) -> Handler:
     count, trans = _count(ins), ins.has("trans")
     wide = _b8(ins)
     outputs = [writer(o) for o in items(ins.operands[0])]
+    slots = _slots(ins.operands[0])
     addresses = shared_address(ins, ins.operands[1])
     if wide and not (ins.has("m16n16") and trans):
         raise UnsupportedInstruction("ldmatrix.b8 is executed for m16n16.trans", ins.line, ins.text)
@@ -67,7 +80,29 @@ def ldmatrix(ins: Instruction) -> Handler:
             square = raw[8 * i : 8 * i + 8].view(np.uint16)
             out(w, np.ascontiguousarray(square.T if trans else square).view(np.uint32).reshape(32), m)
 
-    return run
+    def team(t: Team) -> bool:
+        where = None if wide else _team_rows(t, addresses, 8 * count)
+        if where is None or slots is None:
+            return False
+        shared = t.cta.shared
+        if t.cta.machine.check_uninitialised and not shared.written[where[..., None] + np.arange(16)].all():
+            return False
+        rows = shared.data.view(np.complex128)[where >> 4].view(np.uint16).reshape(t.count, count, 8, 8)
+        if trans:
+            rows = rows.swapaxes(2, 3)
+        t.Ru[slots] = np.ascontiguousarray(rows.swapaxes(0, 1)).view(np.uint32).reshape(count, t.count, 32)
+        return True
+
+    return together(run, team)
+
+
+def _team_rows(t: Team, addresses: Callable[[Any], Array], rows: int) -> Array | None:
+    """Offsets of the rows of each warp (warps, rows), where they lie in the CTA's own memory and are aligned."""
+    where = np.array([addresses(w)[:rows] for w in t.warps]) - (t.cta.rank << RANK_SHIFT)
+    shared = t.cta.shared
+    if int(where.min()) < shared.base or int(where.max()) + 16 > shared.end or (where & 15).any():
+        return None
+    return where
 
 
 @machine("stmatrix", section=SECTION + "stmatrix")
@@ -75,6 +110,7 @@ def stmatrix(ins: Instruction) -> Handler:
     count, trans = _count(ins), ins.has("trans")
     wide = _b8(ins)
     values = [reader(o, np.uint32) for o in items(ins.operands[1])]
+    slots = _slots(ins.operands[1])
     addresses = shared_address(ins, ins.operands[0])
 
     def run(w: Warp, m: Array | None) -> None:
@@ -92,10 +128,24 @@ def stmatrix(ins: Instruction) -> Handler:
                 halves = square.view(np.uint16).reshape(8, 8)
                 rows.append(np.ascontiguousarray(halves.T if trans else halves).view(np.uint8))
         shared.data[offsets[:, None] + np.arange(size)] = np.concatenate(rows)
-        shared.version += 1
+        shared.changed_at(offsets)
         shared.mark(offsets, size)
 
-    return run
+    def team(t: Team) -> bool:
+        where = None if wide else _team_rows(t, addresses, 8 * count)
+        if where is None or slots is None:
+            return False
+        rows = np.ascontiguousarray(t.Ru[slots]).view(np.uint16).reshape(count, t.count, 8, 8)
+        if trans:
+            rows = rows.swapaxes(2, 3)
+        shared = t.cta.shared
+        raw = np.ascontiguousarray(rows.swapaxes(0, 1)).view(np.complex128).reshape(t.count, 8 * count)
+        shared.data.view(np.complex128)[where >> 4] = raw
+        shared.changed_at(where)
+        shared.written.view(np.complex128)[where >> 4] = _MARKED
+        return True
+
+    return together(run, team)
 
 
 @machine("movmatrix", section=SECTION + "movmatrix")

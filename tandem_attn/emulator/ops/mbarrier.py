@@ -6,12 +6,13 @@ import numpy as np
 
 from tandem_attn.emulator.events import Arrival, BarrierId, BarrierInit, PhaseComplete, Wait
 from tandem_attn.emulator.machine.cta import CTA
+from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.addresses import OFFSET_MASK, RANK_SHIFT
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.ops.access import Array, lane_list, lanes_of, reader, scalar, shared_scalar, writer
-from tandem_attn.emulator.ops.registry import Handler, machine
-from tandem_attn.emulator.ptx.nodes import Discard, Instruction, Memory
+from tandem_attn.emulator.ops.registry import Handler, machine, together
+from tandem_attn.emulator.ptx.nodes import Discard, Instruction, Memory, Reg
 from tandem_attn.emulator.sync.mbarrier import MBarrier
 
 SECTION = "Parallel Synchronization and Communication Instructions: "
@@ -168,6 +169,7 @@ def transactions(ins: Instruction) -> Handler:
 def wait(ins: Instruction) -> Handler:
     """By state or by parity. try_wait blocks; when nothing else can run it may return false (`Machine.time_out_waits`)."""
     result = writer(ins.operands[0])
+    target = ins.operands[0].slot if isinstance(ins.operands[0], Reg) else None
     address = shared_scalar(ins, ins.operands[1])
     base = ins.operands[1].base if isinstance(ins.operands[1], Memory) else ins.operands[1]
     raw = reader(base, np.uint64 if getattr(base, "cls", "r") == "d" else np.uint32)
@@ -196,9 +198,7 @@ def wait(ins: Instruction) -> Handler:
             cta, offset, barrier, value = pending
             _check_overrun(w, ins, cta, offset, barrier, parity)
             barrier.waiters.append(w)
-            what = f"parity {value & 1}" if parity else f"phase {value >> 40}"
-            reason = f"waits for {what} of the mbarrier at shared offset {offset:#x} of CTA {cta.where}"
-            return Blocked(reason, detail={"barrier": barrier, "may_time_out": True, "cta": cta, "offset": offset})
+            return _waits(barrier, cta, offset, value, parity)
         w.time_out = False
         w.waits_in_phase = None
         if pending is not None and not blocking:
@@ -206,7 +206,31 @@ def wait(ins: Instruction) -> Handler:
         result(w, out, m)
         return None
 
-    return run
+    def team(t: Team) -> bool | Blocked:
+        """All lanes ask for one phase of one barrier."""
+        if target is None or not same(raw(t)) or not same(phase(t)):
+            return False
+        cta, offset, barrier = find(t.first, address(t.first, 0))
+        value = wanted(t.first, 0)
+        if not (barrier.done(value) if parity else barrier.passed(value)):
+            if not blocking or any(w.time_out for w in t.warps):
+                return False
+            for w in t.warps:
+                _check_overrun(w, ins, cta, offset, barrier, parity)
+            barrier.waiters += t.warps
+            return _waits(barrier, cta, offset, value, parity)
+        t.P[target] = True
+        for w in t.warps:
+            w.time_out, w.waits_in_phase = False, None
+        return True
+
+    return together(run, team)
+
+
+def _waits(barrier: MBarrier, cta: CTA, offset: int, value: int, parity: bool) -> Blocked:
+    what = f"parity {value & 1}" if parity else f"phase {value >> 40}"
+    reason = f"waits for {what} of the mbarrier at shared offset {offset:#x} of CTA {cta.where}"
+    return Blocked(reason, detail={"barrier": barrier, "may_time_out": True, "cta": cta, "offset": offset})
 
 
 def _check_overrun(w: Warp, ins: Instruction, cta: CTA, offset: int, barrier: MBarrier, parity: bool) -> None:
@@ -221,8 +245,8 @@ def _check_overrun(w: Warp, ins: Instruction, cta: CTA, offset: int, barrier: MB
 def same(lanes: Array) -> bool:
     """Whether all lanes hold one value."""
     raw = lanes.tobytes()
-    width = len(raw) // 32
-    return raw == raw[:width] * 32
+    width = lanes.itemsize
+    return raw == raw[:width] * (len(raw) // width)
 
 
 def _waited(

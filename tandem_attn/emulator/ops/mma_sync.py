@@ -29,7 +29,10 @@ Product = Callable[[Array, Array, Array], Array]  # raw bytes of A (M, size) and
 def mma(ins: Instruction) -> Handler:
     shape = next((found for m in ins.mods if (found := _SHAPE.fullmatch(m))), None)
     kinds = [m for m in ins.mods if m in _KINDS]
-    if shape is None or len(kinds) != 4 or kinds[0] != kinds[3] or any(m.startswith(("sp", "block_scale", "kind")) for m in ins.mods):
+    for mod, what in (("sp", "sparse mma (mma.sp)"), ("block_scale", "block-scaled mma.sync (sm_120a)"), ("kind", "mma.sync with a kind")):
+        if any(m.split("::")[0] == mod for m in ins.mods):
+            raise UnsupportedInstruction(f"{what} is not executed", ins.line, ins.text)
+    if shape is None or len(kinds) != 4 or kinds[0] != kinds[3]:
         raise UnsupportedInstruction("this form of mma is not executed", ins.line, ins.text)
     rows, k = int(shape[1]), int(shape[2])
     acc = kinds[0]

@@ -14,6 +14,8 @@ from tandem_attn.emulator.ptx.nodes import Instruction
 Pure = Callable[[Builder, Instruction], None]
 Handler = Callable[[Any, Any], Any]  # (warp, mask or None) -> None, or Blocked
 Factory = Callable[[Instruction], Handler]
+# (team) -> True: the instruction is executed in all warps; False: the handler is to be called for each; Blocked: all of them wait.
+Together = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,12 @@ def machine(*prefixes: str, section: str) -> Callable[[Factory], Factory]:
         return factory
 
     return register
+
+
+def together(handler: Handler, form: Together) -> Handler:
+    """Give a handler a form for several warps (`machine.team.Team`) with all their lanes."""
+    handler.together = form  # type: ignore[attr-defined]
+    return handler
 
 
 _CLOCKS = ("%clock", "%globaltimer")

@@ -20,8 +20,7 @@ from tandem_attn.emulator.ops.access import (
     shared_scalar,
     uniform,
 )
-from tandem_attn.emulator.ops.in_flight import release
-from tandem_attn.emulator.ops.registry import Handler, machine
+from tandem_attn.emulator.ops.registry import Handler, machine, together
 from tandem_attn.emulator.ops.tcgen05_mma import order_key
 from tandem_attn.emulator.ptx.nodes import Instruction
 
@@ -98,7 +97,7 @@ def fence(ins: Instruction) -> Handler:
         if w.cta.machine.observed:
             w.cta.machine.emit(Fence(w.agent, w.cta.machine.site(ins.index), kind, w.lane_bits(m)))
 
-    return run
+    return together(run, lambda _: True)  # nobody looks on
 
 
 @machine("tcgen05.wait", section=SECTION + "tcgen05.wait")
@@ -118,10 +117,10 @@ def wait(ins: Instruction) -> Handler:
             engine.emit(GroupWait(w.agent, engine.site(ins.index), name, w.lane_bits(m), 0, False, members))
         pending.clear()
         if loads:
-            release(w, lambda item: item.op.kind == "tcgen05.ld")
+            w.flight.release(lambda item: item.op.kind == "tcgen05.ld")
         return None
 
-    return run
+    return together(run, lambda t: not any(w.tmem_loads or w.tmem_stores for w in t.warps))
 
 
 @machine("tcgen05.commit", section=SECTION + "tcgen05.commit")

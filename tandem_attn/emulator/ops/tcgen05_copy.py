@@ -8,13 +8,14 @@ from tandem_attn.emulator.events import AccessKind, Proxy, Space
 from tandem_attn.emulator.machine.async_ops import AsyncOp
 from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Warp
+from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.operands import gather, layout, tcgen05_descriptor
 from tandem_attn.emulator.ops.access import (
     Array,
     uniform,
 )
 from tandem_attn.emulator.ops.registry import Handler, machine
-from tandem_attn.emulator.ops.tcgen05_mma import order_key, pair, unpack
+from tandem_attn.emulator.ops.tcgen05_mma import order_key, pair, report, unpack
 from tandem_attn.emulator.ops.wgmma import check_read
 from tandem_attn.emulator.ptx.nodes import Instruction, Memory
 
@@ -93,11 +94,19 @@ def shift(ins: Instruction) -> Handler:
     def run(w: Warp, m: Array | None) -> None:
         w.current = ins.index
         at = address(w, m) + offset
+        column, lane = at & 0xFFFF, at >> 16
+        if lane % 32:
+            raise Fault("misaligned", f"tcgen05.shift at lane {lane}: a multiple of 32 is required")
 
         def stage() -> None:
-            column, lane = at & 0xFFFF, at >> 16
             for cta in pair(w, group):
                 cta.tmem.require_allocated(column, 8)
+                if cta.machine.observed:
+                    starts = (np.arange(column, column + 8)[:, None] * 128 + np.arange(lane, lane + 32)) * 4
+                    for kind, part in ((AccessKind.READ, starts[:, :-1]), (AccessKind.WRITE, starts[:, 1:])):
+                        cta.machine.access(w, ins.index, Space.TMEM, cta.linear, kind, Proxy.TENSOR, part, 4)
+                if cta.tmem.track and not cta.tmem.written[column : column + 8, lane : lane + 32].all():
+                    report(w, Fault("uninitialised", f"tcgen05.shift moves TMEM columns {column} .. {column + 7}, not all written"))
                 block = cta.tmem.data[column : column + 8, lane : lane + 32]
                 block[:, 1:] = block[:, :-1].copy()
 

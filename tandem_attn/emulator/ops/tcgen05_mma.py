@@ -15,6 +15,7 @@ from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, gather, layout, tcgen05_descriptor, to_float
+from tandem_attn.emulator.ops import tcgen05_scaled
 from tandem_attn.emulator.ops.access import Array, items, lane_list, scalar
 from tandem_attn.emulator.ops.registry import Handler, machine
 from tandem_attn.emulator.ops.wgmma import KEPT_TILES, check_read
@@ -25,7 +26,10 @@ _A_FORMATS = {
     "tf32": {2: "tf32"},
     "f8f6f4": {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"},
     "i8": {0: "u8", 1: "s8"},
+    "mxf4": {1: "e2m1x2"},
+    "mxf4nvf4": {1: "e2m1x2"},
 }
+_A_FORMATS["mxf8f6f4"] = _A_FORMATS["f8f6f4"]
 _K_BYTES = 32  # of every kind: 16 halves, 8 tf32, 32 bytes
 
 
@@ -54,13 +58,17 @@ def decode_idesc(raw: int, kind: str, group: int, ws: bool) -> Shape:
         raise Fault("undefined", f"instruction descriptor {raw:#x}: operand formats {a}, {b} for kind::{kind}")
     if raw & 7:
         raise Fault("undefined", f"instruction descriptor {raw:#x}: sparsity bits are set")
-    allowed = {1: (32, 64, 128) if ws else (64, 128), 2: (128, 256)}[group]
-    step = 16 if m // group == 128 or group == 2 else 8
-    step = 16 if kind == "i8" else step
+    scaled = kind in tcgen05_scaled.KINDS
+    allowed = {1: (128,) if scaled else (32, 64, 128) if ws else (64, 128), 2: (128, 256)}[group]
+    step = 16 if group == 2 else 8
+    if kind == "i8":
+        step = 32 if group == 2 else 16 if n > 32 else 8
     good = n in (64, 128, 256) if ws else step <= n <= 256 and n % step == 0
     if m not in allowed or not good:
         raise Fault("undefined", f"instruction descriptor {raw:#x}: M {m}, N {n} with cta_group::{group}")
-    d_kind = {0: "f16", 1: "f32", 2: "s32"}[d]
+    d_kind = "f32" if scaled else {0: "f16", 1: "f32", 2: "s32"}.get(d)
+    if d_kind is None:
+        raise Fault("undefined", f"instruction descriptor {raw:#x}: type {d} of D")
     return Shape(
         m,
         n,
@@ -88,14 +96,18 @@ class Mma:
     accumulate: bool
     scale: int
     disabled: int
+    scales: tcgen05_scaled.Scales | None = None
 
 
 @machine("tcgen05.mma", section="Tensor Core 5th Generation Instructions: tcgen05.mma")
 def mma(ins: Instruction) -> Handler:
     kind = next(m.split("::")[1] for m in ins.mods if m.startswith("kind::"))
     ws = "ws" in ins.mods
-    if kind not in _A_FORMATS or any(m in ins.mods for m in ("sp", "block_scale", "ashift")):
-        raise UnsupportedInstruction("this form of tcgen05.mma is not executed", ins.line, ins.text)
+    for mod, what in (("sp", "sparse tcgen05.mma (.sp)"), ("ashift", "convolution tcgen05.mma (.ashift)")):
+        if mod in ins.mods:
+            raise UnsupportedInstruction(f"{what} is not executed", ins.line, ins.text)
+    if kind not in _A_FORMATS:
+        raise UnsupportedInstruction(f"tcgen05.mma of kind::{kind} is not executed", ins.line, ins.text)
     group = 2 if ins.has("cta_group::2") else 1
     d, a, b, idesc = ins.operands[:4]
     assert isinstance(d, Memory)
@@ -104,7 +116,8 @@ def mma(ins: Instruction) -> Handler:
     read_a = scalar(a.base) if isinstance(a, Memory) else scalar(a)
     a_offset = a.offset if isinstance(a, Memory) else 0
     read_b = scalar(b)
-    masks, enable, scale = _tail(ins, ins.operands[4:], ws)
+    given = tcgen05_scaled.ScaleOperands(ins, kind, *ins.operands[4:6]) if kind in tcgen05_scaled.KINDS else None
+    masks, enable, scale = _tail(ins, ins.operands[6 if given is not None else 4 :], ws)
     read_masks = [scalar(o) for o in masks]
     read_enable = scalar(enable)
 
@@ -116,10 +129,10 @@ def mma(ins: Instruction) -> Handler:
             w.cta.machine.report(Fault("unelected", text), w, ins.index)
         for lane in lanes:
             shape = decode_idesc(read_i(w, lane), kind, group, ws)
-            disabled = sum(r(w, lane) << 32 * i for i, r in enumerate(read_masks))
+            disabled = sum(r(w, lane) << 32 * i for i, r in enumerate(read_masks)) if read_masks else 0
             work = Mma(
                 shape, group, ws, read_d(w, lane) + d.offset, read_a(w, lane) + a_offset, a_tmem, read_b(w, lane),
-                bool(read_enable(w, lane)), scale, disabled,
+                bool(read_enable(w, lane)), scale, disabled, given.read(w, lane, read_i) if given is not None else None,
             )  # fmt: skip
             submit(w, ins, lane, work)
 
@@ -128,14 +141,23 @@ def mma(ins: Instruction) -> Handler:
 
 def submit(w: Warp, ins: Instruction, lane: int, work: Mma) -> None:
     """Start it. Steps along K on one accumulator are carried out together, but for a judge that wants to see each."""
-    op = AsyncOp("tcgen05.mma", w, 1 << lane, ins.index, [lambda: execute(w, [work])], order=order_key(w), via="tcgen05-order")
     engine = w.cta.machine
-    if not engine.observed and not work.scale:
-        if not work.accumulate:
-            w.mma_chain += 1
-        op.batch = (w, w.mma_chain, work.shape, work.group, work.ws, work.d, work.a_tmem, work.disabled)
-        op.together = lambda ops: execute(w, [each.work for each in ops])
-        op.work = work
+    key = order_key(w)
+    if engine.observed or work.scale or work.scales is not None:
+        op = AsyncOp("tcgen05.mma", w, 1 << lane, ins.index, [lambda: execute(w, [work])], order=key, via="tcgen05-order")
+        engine.engine.submit(op)
+        return
+    if not work.accumulate:
+        w.mma_chain += 1
+    batch = (w, w.mma_chain, work.shape, work.group, work.ws, work.d, work.a_tmem, work.disabled)
+    queue = engine.engine.queues.get(key)
+    if queue and engine.engine.unseen and queue[-1].batch == batch:  # a further step of an operation that has not begun
+        queue[-1].work.append(work)
+        return
+    works = [work]
+    op = AsyncOp("tcgen05.mma", w, 1 << lane, ins.index, [lambda: execute(w, works)], order=key, via="tcgen05-order")
+    op.batch, op.work = batch, works
+    op.together = lambda ops: execute(w, [each for op in ops for each in op.work])
     engine.engine.submit(op)
 
 
@@ -175,7 +197,7 @@ def shared_operand(w: Warp, cta: CTA, raws: tuple[int, ...], rows: int, kind: st
     engine = cta.machine
     key = (raws, rows, kind, mn)
     kept = cta.tiles.get(key)
-    if kept is not None and kept[0] == cta.shared.version and not engine.observed:
+    if kept is not None and cta.shared.same_since(*kept[0]) and not engine.observed:
         found: Array = kept[1]
         return found
     element = ELEMENT_BYTES[kind]
@@ -191,7 +213,7 @@ def shared_operand(w: Warp, cta: CTA, raws: tuple[int, ...], rows: int, kind: st
     if len(cta.tiles) > KEPT_TILES:
         cta.tiles.clear()
     value = to_float(words, kind)
-    cta.tiles[key] = (cta.shared.version, value)
+    cta.tiles[key] = ((cta.shared.version, where.low, where.high), value)
     return value
 
 
@@ -202,18 +224,29 @@ def unpack(raw: Array, bits: int) -> Array:
     return np.packbits(stream, axis=2, bitorder="little").reshape(raw.shape)
 
 
-def tmem_operand(w: Warp, cta: CTA, addresses: list[int], rows: int, kind: str) -> Array:
-    """A in TMEM, 8 columns for each step; row i in lane i, or for 64 rows 16 lanes of each warp."""
-    half = half_of(addresses[0], rows, "A")
+def tmem_operand(w: Warp, cta: CTA, addresses: list[int], rows: int, kind: str, twice: bool) -> Array:
+    """A in TMEM, 8 columns for each step; row i in lane i, or for 64 rows 16 lanes of each warp.
+
+    twice: 64 rows in lanes 0 .. 63 and again in 64 .. 127, whose data paths make the other half of the columns of D (layout B).
+    """
+    half = half_of(addresses[0], 128 if twice else rows, "A")
     columns = [address & 0xFFFF for address in addresses]
     if columns == list(range(columns[0], columns[0] + 8 * len(columns), 8)):
-        return to_float(_tmem_columns(w, cta, columns[0], 8 * len(columns), rows, half).view(f"u{ELEMENT_BYTES[kind]}"), kind)
-    return joined([to_float(_tmem_columns(w, cta, c, 8, rows, half).view(f"u{ELEMENT_BYTES[kind]}"), kind) for c in columns])
+        return to_float(_tmem_columns(w, cta, columns[0], 8 * len(columns), rows, half, twice).view(f"u{ELEMENT_BYTES[kind]}"), kind)
+    return joined([to_float(_tmem_columns(w, cta, c, 8, rows, half, twice).view(f"u{ELEMENT_BYTES[kind]}"), kind) for c in columns])
 
 
-def _tmem_columns(w: Warp, cta: CTA, first: int, count: int, rows: int, half: int) -> Array:
+def _tmem_columns(w: Warp, cta: CTA, first: int, count: int, rows: int, half: int, twice: bool) -> Array:
     memory = cta.tmem
     memory.require_allocated(first, count)
+    if twice:
+        data = _tmem_columns(w, cta, first, count, 128, 0, False)
+        if (data[:64] != data[64:]).any():
+            text = (
+                f"A in TMEM columns {first} .. {first + count - 1} with M = 128 and cta_group::2 is not the same in lanes 0-63 and 64-127"
+            )
+            raise Fault("undefined", text)
+        return data[:64]
     lanes: Any = slice(None) if rows == 128 else row_lanes(rows) + half
     observe(w, cta, first, count, AccessKind.READ, rows, half)
     if memory.track and not memory.written[first : first + count, lanes].all():
@@ -255,22 +288,36 @@ def execute(w: Warp, works: list[Mma]) -> None:
     work = works[0]
     shape, ctas = work.shape, pair(w, work.group)
     rows = shape.m // work.group
-    if work.a_tmem and work.group == 2 and rows == 64:
-        raise Fault("undefined", "A in TMEM with M = 128 and cta_group::2 is not modelled")
-
     b_steps, a_steps = tuple(step.b for step in works), tuple(step.a for step in works)
     pieces = [shared_operand(w, cta, b_steps, shape.n // work.group, shape.b_kind, shape.mn_b) for cta in ctas]
     b = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
     for i, cta in enumerate(ctas):
         if work.a_tmem:
-            a = tmem_operand(w, cta, list(a_steps), rows, shape.a_kind)
+            a = tmem_operand(w, cta, list(a_steps), rows, shape.a_kind, twice=work.group == 2 and rows == 64)
         else:
             a = shared_operand(w, cta, a_steps, rows, shape.a_kind, shape.mn_a)
-        product = b @ a.T  # transposed, as TMEM is kept: (N, rows)
+        # Transposed, as TMEM is kept: (N, rows).
+        product = b @ a.T if work.scales is None else scaled_product(w, cta, work.scales, a, b)
         if shape.negate:
             product = -product
         w.cta.machine.statistics.mma_flops += 2 * rows * shape.n * a.shape[1]
         write(w, cta, work, product, rows, work.disabled >> 128 * i & ((1 << 128) - 1))
+
+
+def scaled_product(w: Warp, cta: CTA, scales: tcgen05_scaled.Scales, a: Array, b: Array) -> Array:
+    """(N, rows): both operands times their factors, which every CTA has for its rows of A and for all columns of B; rounded once."""
+    sides = []
+    for values, address, byte in ((a, scales.a, scales.a_byte), (b, scales.b, scales.b_byte)):
+        first, count = address & 0xFFFF, tcgen05_scaled.columns_of(len(values))
+        memory = cta.tmem
+        memory.require_allocated(first, count)
+        observe(w, cta, first, count, AccessKind.READ)
+        if memory.track and not memory.written[first : first + count].all():
+            report(w, Fault("uninitialised", f"scale factors in TMEM columns {first} .. {first + count - 1} were not all written"))
+        sides.append(tcgen05_scaled.scaled(values, tcgen05_scaled.factors(cta, address, len(values), byte, scales)))
+    left, right = sides
+    with np.errstate(all="ignore"):
+        return (right @ left.T).astype(np.float32)
 
 
 def joined(tiles: list[Array]) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -10,8 +11,11 @@ import numpy as np
 from tandem_attn.emulator.errors import UnsupportedInstruction
 from tandem_attn.emulator.events import AccessKind, Proxy, Space
 from tandem_attn.emulator.machine.async_ops import AsyncOp
+from tandem_attn.emulator.machine.in_flight import InFlight, bits
+from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.memory.tmem import COLUMNS, LANES
 from tandem_attn.emulator.ops.access import (
     Array,
     compact,
@@ -19,8 +23,7 @@ from tandem_attn.emulator.ops.access import (
     reader,
     uniform,
 )
-from tandem_attn.emulator.ops.in_flight import InFlight
-from tandem_attn.emulator.ops.registry import Handler, machine
+from tandem_attn.emulator.ops.registry import Handler, machine, together
 from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Memory, Reg
 
 SECTION = "Tensor Core 5th Generation Instructions: "
@@ -94,6 +97,7 @@ def ld(ins: Instruction) -> Handler:
     simple = shape == "32x32b" and not ins.has("pack::16b")
     reduced = ins.operands[1] if red else None
     kind = ins.mods[-1]
+    written = bits(reg.slot for reg in (*targets, reduced) if isinstance(reg, Reg))
 
     def run(w: Warp, m: Array | None) -> None:
         first, low = _check_place(w, address(w, m) + offset, last_lane, width)
@@ -126,10 +130,31 @@ def ld(ins: Instruction) -> Handler:
         w.tmem_loads.append(op)
         if not w.cta.machine.check_load_use:
             return
-        for reg in (*targets, *((reduced,) if isinstance(reduced, Reg) else ())):
-            w.in_flight["r", reg.slot] = InFlight(op, ins, writes=True)
+        w.flight.add(InFlight(op, ins, written))
 
-    return run
+    return together(run, lambda t: simple and reduced is None and load_together(t, address, offset, slots, count))
+
+
+def load_together(t: Team, address: Callable[[Warp, Array | None], int], offset: int, slots: Any, count: int) -> bool:
+    """All columns of all lanes at once, when the warps read the same columns, each of its own lanes, and nothing is wrong."""
+    engine = t.cta.machine
+    if not engine.engine.unseen or engine.check_load_use:
+        return False
+    first = same_columns(t, [address(w, None) + offset for w in t.warps])
+    memory = t.cta.tmem
+    if first is None or first + count > COLUMNS or min(memory.owner[first : first + count], default=0) < 0:
+        return False
+    if memory.track and not memory.written[first : first + count].all():
+        return False
+    t.Ru[slots] = memory.data[first : first + count].reshape(count, 4, 32)
+    return True
+
+
+def same_columns(t: Team, addresses: list[int]) -> int | None:
+    """The first column, when the addresses of four warps name the same one, each with its warp's first lane."""
+    column = addresses[0] & 0xFFFF
+    own = [column | 32 * i << 16 for i in range(4)]
+    return column if addresses == own and t.first.index % 4 == 0 else None
 
 
 def reduce(value: Array, ins: Instruction, kind: str) -> Array:
@@ -195,4 +220,16 @@ def st(ins: Instruction) -> Handler:
             where, chosen = (where[0][:, m], where[1][:, m]), data[:, m]
         submit(w, where, chosen, where, m)
 
-    return run
+    def team(t: Team) -> bool:
+        """All lanes of some columns at once."""
+        if not simple or not plain or not t.cta.machine.engine.unseen:
+            return False
+        first = same_columns(t, [address(w, None) + offset for w in t.warps])
+        memory = t.cta.tmem
+        if first is None or first + count > COLUMNS or min(memory.owner[first : first + count], default=0) < 0:
+            return False
+        memory.data[first : first + count] = t.Ru[slots].reshape(count, LANES)
+        memory.written[first : first + count] = True
+        return True
+
+    return together(run, team)

@@ -8,11 +8,13 @@ Measured with tests/emulator/ptx/probes.py; cf. Fasi et al., "Numerical behavior
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem_attn.emulator.codegen import native_tensor_core
+from tandem_attn.emulator.codegen import native_tensor_core, native_tensor_core_chain
 from tandem_attn.emulator.ops.access import Array
 
 FRACTION = 25
@@ -29,30 +31,39 @@ LOWEST = {
     "u8": 0,
     "b1": 0,
 }  # exponent of the smallest normal number, and of subnormals
+Packed: TypeAlias = tuple[NDArray[np.float32], NDArray[np.int16]]
 NOTHING = -700  # exponent of a zero: below that of any product
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Operand:
-    """Factors (rows, K) as f64 and their exponents as i32."""
+    """Factors (rows, K) and their exponents; `largest` is at least the largest exponent."""
 
-    values: NDArray[np.float64]
-    exponents: NDArray[np.int32]
+    values: NDArray[np.float32]
+    exponents: NDArray[np.int16]
     finite: bool
+    largest: int
 
     def negated(self) -> Operand:
-        return Operand(-self.values, self.exponents, self.finite)
+        return Operand(-self.values, self.exponents, self.finite, self.largest)
 
     def part(self, columns: list[int] | slice) -> Operand:
         """Some places along K."""
-        return Operand(self.values[:, columns], self.exponents[:, columns], self.finite)
+        return Operand(self.values[:, columns], self.exponents[:, columns], self.finite, self.largest)
+
+    @cached_property
+    def packed(self) -> Packed:
+        """As the right factor of the compiled product."""
+        return native_tensor_core_chain.packed(self.values, self.exponents)
 
 
 def operand(values: Array, kind: str) -> Operand:
     """A matrix of f4 values of a format, prepared."""
-    wide = values.astype(np.float64)
-    exponents = np.maximum(np.frexp(wide)[1] - 1, LOWEST[kind]).astype(np.int32)
-    return Operand(wide, np.where(wide == 0, NOTHING, exponents).astype(np.int32), bool(np.isfinite(wide).all()))
+    raw = np.ascontiguousarray(values).view(np.uint32)
+    fields = (raw >> np.uint32(23)).astype(np.int16) & np.int16(0xFF)
+    exponents = np.maximum(fields - np.int16(127), np.int16(LOWEST[kind]))
+    exponents[(raw & np.uint32(0x7FFFFFFF)) == 0] = NOTHING
+    return Operand(values, exponents, int(fields.max(initial=0)) < 0xFF, int(exponents.max(initial=NOTHING)))
 
 
 def joined(parts: list[Operand]) -> Operand:
@@ -60,7 +71,21 @@ def joined(parts: list[Operand]) -> Operand:
     if len(parts) == 1:
         return parts[0]
     finite = all(p.finite for p in parts)
-    return Operand(np.concatenate([p.values for p in parts], axis=1), np.concatenate([p.exponents for p in parts], axis=1), finite)
+    values, exponents = np.concatenate([p.values for p in parts], axis=1), np.concatenate([p.exponents for p in parts], axis=1)
+    return Operand(values, exponents, finite, max(p.largest for p in parts))
+
+
+def accumulate(a: Operand, b: Operand, c: Array, step: int, fraction: int = FRACTION, mantissa: int = F32_MANTISSA) -> Array:
+    """Instructions of `step` places along K one after the other: c (M, N) plus a (M, K) times b (N, K) transposed."""
+    chain = native_tensor_core_chain
+    if c.dtype == np.float32 and a.finite and b.finite and a.largest <= chain.MOST_A and b.largest <= chain.MOST_B and chain.available():
+        out = chain.accumulate(a.values, a.exponents, b.packed, c, step, fraction, mantissa)
+        if out is not None:
+            return out
+    for start in range(0, a.values.shape[1], step):
+        places = slice(start, start + step)
+        c = multiply_add(a.part(places), b.part(places), c, fraction, mantissa)
+    return c
 
 
 def multiply_add(a: Operand, b: Operand, c: Array, fraction: int = FRACTION, mantissa: int = F32_MANTISSA) -> Array:
@@ -70,7 +95,8 @@ def multiply_add(a: Operand, b: Operand, c: Array, fraction: int = FRACTION, man
     """
     half = c.dtype == np.float16
     sum_terms = native_tensor_core.sum_terms if native_tensor_core.available() else sum_terms_numpy
-    total = sum_terms(a.values, a.exponents, b.values, b.exponents, c.astype(np.float64), fraction, EXACT if half else mantissa)
+    factors = a.values.astype(np.float64), a.exponents.astype(np.int32), b.values.astype(np.float64), b.exponents.astype(np.int32)
+    total = sum_terms(*factors, c.astype(np.float64), fraction, EXACT if half else mantissa)
     with np.errstate(over="ignore"):
         out = total.astype(c.dtype)  # rounds for an f2, is exact (or infinite) for an f4
     return with_specials(a, b, c, out)
@@ -99,7 +125,7 @@ def with_specials(a: Operand, b: Operand, c: Array, out: Array) -> Array:
     if a.finite and b.finite and np.isfinite(c).all():
         return out
     with np.errstate(all="ignore"):
-        plain = np.matmul(a.values, b.values.T) + c.astype(np.float64)
+        plain = np.matmul(a.values.astype(np.float64), b.values.T.astype(np.float64)) + c.astype(np.float64)
     out = np.where(np.isfinite(plain), out, plain.astype(c.dtype))
     return quiet(out)
 

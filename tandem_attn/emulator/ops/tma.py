@@ -14,10 +14,11 @@ from tandem_attn.emulator.machine.cta import CTA
 from tandem_attn.emulator.machine.warp import Warp
 from tandem_attn.emulator.memory.addresses import OFFSET_MASK, PARAM_WINDOW, RANK_SHIFT
 from tandem_attn.emulator.memory.faults import Fault
+from tandem_attn.emulator.memory.im2col import Columns
 from tandem_attn.emulator.memory.reductions import combine
 from tandem_attn.emulator.memory.tiles import Box, placed_bytes, swizzle_of, swizzled
 from tandem_attn.emulator.ops import mbarrier
-from tandem_attn.emulator.ops.access import Array, items, lanes_of, one_copy, reader, shared_address
+from tandem_attn.emulator.ops.access import Array, items, lanes_of, one_copy, reader, scalar, shared_address, shared_scalar
 from tandem_attn.emulator.ops.groups import add_to_group
 from tandem_attn.emulator.ops.registry import Handler, machine
 from tandem_attn.emulator.ptx.nodes import Instruction, Memory
@@ -48,14 +49,24 @@ class _Tile:
         self.ins = ins
         self.map_address = reader(operand.base, np.uint64)
         self.offset = operand.offset
+        self.map_of, self.place = scalar(operand.base), [scalar(c, signed=True) for c in items(operand.more[0])]
         self.coordinates = [reader(c, np.int32) for c in items(operand.more[0])]
         self.gather = ins.has("tile::gather4") or ins.has("tile::scatter4")
-        if any(m.startswith("im2col") for m in ins.mods):
-            raise UnsupportedInstruction("im2col mode is not executed", ins.line, ins.text)
+        self.im2col = any(m.startswith("im2col") for m in ins.mods)
+        if any(m.startswith("im2col::w") for m in ins.mods):
+            raise UnsupportedInstruction("TMA in mode im2col::w is not executed", ins.line, ins.text)
 
-    def boxes(self, w: Warp, tensor: tensormap.TensorMap, at: list[int]) -> list[Box]:
-        """One box; for gather4 and scatter4 four rows, whose boxes are one row high."""
+    def at(self, w: Warp, lane: int) -> list[int]:
+        """The coordinates of one lane."""
+        return [(read(w, lane) + 2**31) % 2**32 - 2**31 for read in self.place]
+
+    def boxes(self, w: Warp, tensor: tensormap.TensorMap, at: list[int], offsets: list[int]) -> list[Box | Columns]:
+        """One box; for gather4 and scatter4 four rows, whose boxes are one row high; in im2col mode pixels beside `offsets`."""
         memory = w.cta.machine.memory
+        if self.im2col != bool(tensor.corners):
+            raise Fault("undefined", "the descriptor's mode (im2col or tiled) is not the instruction's")
+        if self.im2col:
+            return [Columns(memory, tensor, at, offsets or [0] * (tensor.rank - 2))]
         if not self.gather:
             return [Box(memory, tensor, at)]
         if tensor.rank != 2 or tensor.box[1] != 1:
@@ -88,39 +99,42 @@ def load(ins: Instruction) -> Handler:
     assert isinstance(source, Memory)
     tile = _Tile(ins, source)
     to, bar = shared_address(ins, target), shared_address(ins, signal)
+    to_one, bar_one = shared_scalar(ins, target), shared_scalar(ins, signal)
     rest = list(ins.operands[3:])
+    beside = [scalar(o) for o in items(rest.pop(0))] if tile.im2col else []
     multicast = ins.has("multicast::cluster")
-    mask_of = reader(rest[0], np.uint16) if multicast else None
+    mask_of = scalar(rest[0]) if multicast else None
     pair = ins.has("cta_group::2")
 
     def run(w: Warp, m: Array | None) -> None:
         w.current = ins.index
         lanes = lanes_of(m)
-        maps, targets, bars = tile.map_address(w), to(w), bar(w)
-        where = [c(w) for c in tile.coordinates]
-        masks = mask_of(w) if mask_of is not None else None
-        lanes, _ = one_copy(lanes, maps, targets, bars, *where)
-        for lane in lanes:
-            address, target_at, signal_at = int(maps[lane]) + tile.offset, int(targets[lane]), int(bars[lane])
-            at = [int(c[lane]) for c in where]
+        if len(lanes) > 1:
+            lanes, _ = one_copy(lanes, tile.map_address(w), to(w), bar(w), *[c(w) for c in tile.coordinates])
+        for lane in lanes.tolist():
+            address, target_at, signal_at = tile.map_of(w, lane) + tile.offset, to_one(w, lane), bar_one(w, lane)
+            at = tile.at(w, lane)
+            offsets = [o(w, lane) & 0xFFFF for o in beside]
             tensor = read_tensormap(w, address)
             check_destination(tensor, target_at & OFFSET_MASK)
             check_coordinates(tensor, at, writes=False)
-            chosen = int(masks[lane]) if masks is not None else 0
-            ranks = [r for r in range(16) if chosen >> r & 1] if masks is not None else [target_at >> RANK_SHIFT]
+            chosen = mask_of(w, lane) & 0xFFFF if mask_of is not None else 0
+            ranks = [r for r in range(16) if chosen >> r & 1] if multicast else [target_at >> RANK_SHIFT]
 
             def stage(
-                tensor: Any = tensor, at: list[int] = at, ranks: list[int] = ranks, where: tuple[int, int] = (target_at, signal_at)
-            ) -> None:
-                boxes = tile.boxes(w, tensor, at)
+                tensor: Any = tensor, at: list[int] = at, ranks: list[int] = ranks, where: tuple[int, int] = (target_at, signal_at),
+                offsets: list[int] = offsets,
+            ) -> None:  # fmt: skip
+                boxes = tile.boxes(w, tensor, at, offsets)
                 for box in boxes:
                     observe_global(w, box, AccessKind.READ)
                 raw = np.concatenate([box.load() for box in boxes]) if len(boxes) > 1 else boxes[0].load()
+                arrived = raw.size * boxes[0].global_bytes // boxes[0].shared_bytes  # padding of packed elements does not count
                 for rank in ranks:
                     cta = w.cta.peer(rank)
                     write_shared(w, cta, where[0] & OFFSET_MASK, raw, boxes[0].row, tensor)
                     signalled = where[1] >> RANK_SHIFT if not multicast else rank & ~1 | where[1] >> RANK_SHIFT & 1 if pair else rank
-                    mbarrier.complete_tx(w, w.cta.peer(signalled), where[1] & OFFSET_MASK, raw.size)
+                    mbarrier.complete_tx(w, w.cta.peer(signalled), where[1] & OFFSET_MASK, arrived)
                 w.cta.machine.statistics.tma_bytes += raw.size * len(ranks)
 
             w.cta.machine.engine.submit(AsyncOp("tma-load", w, w.lane_bits(m), ins.index, [stage]))
@@ -128,7 +142,7 @@ def load(ins: Instruction) -> Handler:
     return run
 
 
-def observe_global(w: Warp, box: Box, kind: AccessKind) -> None:
+def observe_global(w: Warp, box: Box | Columns, kind: AccessKind) -> None:
     if w.cta.machine.observed and not box.empty:
         starts, size = box.rows()
         w.cta.machine.access(w, w.current, Space.GLOBAL, -1, kind, Proxy.ASYNC, starts, size)
@@ -145,7 +159,7 @@ def write_shared(w: Warp, cta: CTA, offset: int, raw: Array, row: int, tensor: t
     else:
         cta.shared.data.view(np.complex128)[swizzled(offset, raw.size, row, span, atom)] = raw.view(np.complex128)
     cta.shared.written[offset : offset + size] = True
-    cta.shared.version += 1
+    cta.shared.changed(offset, offset + size)
 
 
 def read_shared(w: Warp, cta: CTA, offset: int, size: int, row: int, tensor: tensormap.TensorMap) -> Array:
@@ -188,22 +202,24 @@ def store(ins: Instruction) -> Handler:
             tensor = read_tensormap(w, address)
             check_destination(tensor, source_at & OFFSET_MASK)
             check_coordinates(tensor, at, writes=True)
-            held: list[tuple[Box, Array]] = []
+            held: list[tuple[Box | Columns, Array]] = []
 
-            def read(tensor: Any = tensor, at: list[int] = at, source_at: int = source_at, held: list[tuple[Box, Array]] = held) -> None:
+            def read(tensor: Any = tensor, at: list[int] = at, source_at: int = source_at, held: list[Any] = held) -> None:
                 offset = source_at & OFFSET_MASK
-                boxes = tile.boxes(w, tensor, at)
+                boxes = tile.boxes(w, tensor, at, [])
                 raw = read_shared(w, w.cta.peer(source_at >> RANK_SHIFT), offset, sum(box.size for box in boxes), boxes[0].row, tensor)
                 start = 0
                 for box in boxes:
                     held.append((box, raw[start : start + box.size]))
                     start += box.size
 
-            def write(held: list[tuple[Box, Array]] = held, tensor: Any = tensor) -> None:
+            def write(held: list[tuple[Box | Columns, Array]] = held, tensor: Any = tensor) -> None:
                 for box, raw in held:
                     observe_global(w, box, AccessKind.ATOMIC if reduction else AccessKind.WRITE)
                     if reduction is None:
                         box.store(raw)
+                    elif isinstance(box, Columns):
+                        raise Fault("undefined", "a reduction in im2col mode is not modelled")
                     elif not box.empty:
                         view, new = box.view(), box.narrow(raw)
                         view[...] = combine(reduction, tensor.element, np.ascontiguousarray(view), np.ascontiguousarray(new))

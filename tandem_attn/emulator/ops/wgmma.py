@@ -16,18 +16,20 @@ from tandem_attn.emulator.errors import UnsupportedInstruction
 from tandem_attn.emulator.events import AccessKind, Fence, Proxy, Space
 from tandem_attn.emulator.machine.async_ops import AsyncOp
 from tandem_attn.emulator.machine.cta import CTA
+from tandem_attn.emulator.machine.in_flight import InFlight, bits
+from tandem_attn.emulator.machine.team import Team
 from tandem_attn.emulator.machine.warp import Blocked, Warp
 from tandem_attn.emulator.memory.faults import Fault
 from tandem_attn.emulator.memory.operands import ELEMENT_BYTES, Descriptor, Layout, gather, layout, to_float, wgmma_descriptor
 from tandem_attn.emulator.ops import tensor_core
-from tandem_attn.emulator.ops.access import Array, compact, reader, uniform
-from tandem_attn.emulator.ops.groups import add_to_group, commit, wait
-from tandem_attn.emulator.ops.in_flight import InFlight, release
-from tandem_attn.emulator.ops.registry import Handler, machine
+from tandem_attn.emulator.ops.access import Array, agreed, compact, reader, uniform
+from tandem_attn.emulator.ops.groups import add_to_group, commit, groups_of, wait
+from tandem_attn.emulator.ops.registry import Handler, machine, together
 from tandem_attn.emulator.ptx.nodes import Imm, Instruction, Reg, Vector
 
 SECTION = "Asynchronous Warpgroup Level Matrix Instructions: "
 _K_BYTES = 32
+GROUP = 4  # warps of a warpgroup
 DTYPE = {"f32": np.float32, "f16": np.float16, "s32": np.int32}
 KEPT_TILES = 512  # converted operands that a CTA keeps
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
@@ -51,7 +53,7 @@ class Form:
     index: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Work:
     """One instruction of one warp, waiting for its warpgroup."""
 
@@ -66,7 +68,9 @@ class Work:
 def parse(ins: Instruction) -> Form:
     shape = next((_SHAPE.fullmatch(m) for m in ins.mods if m.startswith("m64")), None)
     kinds = [m for m in ins.mods if m in ("f32", "f16", "bf16", "tf32", "e4m3", "e5m2", "s32", "s8", "u8", "b1")]
-    if shape is None or len(kinds) != 3 or "sp" in ins.mods:
+    if "sp" in ins.mods:
+        raise UnsupportedInstruction("sparse wgmma (wgmma.mma_async.sp) is not executed", ins.line, ins.text)
+    if shape is None or len(kinds) != 3:
         raise UnsupportedInstruction("this form of wgmma is not executed", ins.line, ins.text)
     d, a = ins.operands[0], ins.operands[1]
     assert isinstance(d, Vector)
@@ -89,9 +93,11 @@ def parse(ins: Instruction) -> Form:
 @machine("wgmma.mma_async", section=SECTION + "wgmma.mma_async")
 def mma_async(ins: Instruction) -> Handler:
     form = parse(ins)
+    written, read = bits(form.d), bits(form.a)
     a = uniform(ins.operands[1], np.uint64) if not form.a else None
     b = uniform(ins.operands[2], np.uint64)
     scale_d = reader(ins.operands[3], np.bool_)
+    one_a, one_b, one_scale = agreed(ins.operands[1]) if not form.a else None, agreed(ins.operands[2]), agreed(ins.operands[3])
 
     def run(w: Warp, m: Array | None) -> None:
         if m is not None:
@@ -103,13 +109,26 @@ def mma_async(ins: Instruction) -> Handler:
         op.stages = [_partner]
         work.op = op
         add_to_group(w, "wgmma", (0,), op)
-        for slot in form.d:
-            w.in_flight["r", slot] = InFlight(op, ins, writes=True, chain=ins.opcode)
-        for slot in form.a:
-            w.in_flight["r", slot] = InFlight(op, ins, writes=False)
+        w.flight.add(InFlight(op, ins, written, read, chain=ins.opcode))
         w.wgmma_open.append(work)
 
-    return run
+    def team(t: Team) -> bool:
+        """One operation stands for the parts of all four warps."""
+        w = t.first
+        if t.count != GROUP:
+            return False
+        op = AsyncOp("wgmma", w, 0xFFFFFFFF, ins.index, [_partner], order=("wgmma", w.cta.linear, w.index // GROUP), via="wgmma-group")
+        left, right, enable = one_a(t) if one_a is not None else 0, one_b(t), one_scale(t)
+        if left is None or right is None or enable is None:
+            return False
+        work, item = Work(form, w, left, right, bool(enable), op), InFlight(op, ins, written, read, chain=ins.opcode)
+        for each in t.warps:
+            groups_of(each, "wgmma", 0).open.append(op)
+            each.flight.add(item)
+            each.wgmma_open.append(work)
+        return True
+
+    return together(run, team)
 
 
 @machine("wgmma.fence", section=SECTION + "wgmma.fence")
@@ -118,7 +137,7 @@ def fence(ins: Instruction) -> Handler:
         if w.cta.machine.observed:
             w.cta.machine.emit(Fence(w.agent, w.cta.machine.site(ins.index), "wgmma.fence", w.lane_bits(m)))
 
-    return run
+    return together(run, lambda _: True)
 
 
 @machine("wgmma.commit_group", section=SECTION + "wgmma.commit_group")
@@ -130,21 +149,23 @@ def commit_group(ins: Instruction) -> Handler:
         commit(w, "wgmma", np.zeros(1, np.int64), ins.index)
         opened, w.wgmma_open = w.wgmma_open, []
         w.wgmma_ready += opened
-        mates = w.cta.warps[w.index // 4 * 4 : w.index // 4 * 4 + 4]
+        mates = w.cta.warps[w.index // GROUP * GROUP : w.index // GROUP * GROUP + GROUP]
         count = min(len(mate.wgmma_ready) for mate in mates)
-        chain: list[list[Work]] = []
-        for i in range(count):
-            parts = checked([mate.wgmma_ready[i] for mate in mates])
-            if chain and not (continues(chain[-1][0], parts[0]) and not w.cta.machine.observed):
-                launch(chain)
-                chain = []
-            chain.append(parts)
-        if chain:
-            launch(chain)
+        start([checked([mate.wgmma_ready[i] for mate in mates]) for i in range(count)], w.cta.machine.observed)
         for mate in mates:
             del mate.wgmma_ready[:count]
 
-    return run
+    def team(t: Team) -> bool:
+        opened = t.first.wgmma_open
+        if any(w.wgmma_ready or w.wgmma_open != opened for w in t.warps):
+            return False
+        for w in t.warps:
+            commit(w, "wgmma", np.zeros(1, np.int64), ins.index)
+            w.wgmma_open = []
+        start([[work] * GROUP for work in opened], False)
+        return True
+
+    return together(run, team)
 
 
 @machine("wgmma.wait_group", section=SECTION + "wgmma.wait_group")
@@ -155,10 +176,24 @@ def wait_group(ins: Instruction) -> Handler:
     def run(w: Warp, m: Array | None) -> Blocked | None:
         why = wait(w, "wgmma", lane, keep(w, m), False, ins.index)
         if why is None:
-            release(w, lambda item: item.op.done)
+            w.flight.release(lambda item: item.op.done)
         return why
 
-    return run
+    def team(t: Team) -> bool:
+        """The groups of all warps hold the same operations, and those that are waited for are done."""
+        own = [groups_of(w, "wgmma", 0) for w in t.warps]
+        committed = own[0].committed
+        count = len(committed) - keep(t.first, None)
+        if any(each.committed != committed for each in own) or any(not op.done for group in committed[: max(0, count)] for op in group):
+            return False
+        for w, groups in zip(t.warps, own, strict=True):
+            if count > 0:
+                groups.done += count
+                del groups.committed[:count]
+            w.flight.release(lambda item: item.op.done)
+        return True
+
+    return together(run, team)
 
 
 # ---- execution
@@ -169,11 +204,25 @@ def _partner() -> None:
 def checked(parts: list[Work]) -> list[Work]:
     """The parts of one instruction, which must agree. Raises Fault where they do not."""
     first = parts[0]
+    if all(p is first for p in parts):
+        return parts
     if any(p.form.index != first.form.index for p in parts):
         raise Fault("undefined", "the warps of a warpgroup execute different wgmma instructions")
     if len({(p.b, p.accumulate) for p in parts}) != 1 or (not first.form.a and len({p.a for p in parts}) != 1):
         raise Fault("undefined", "the warps of a warpgroup pass different descriptors")
     return parts
+
+
+def start(instructions: list[list[Work]], observed: bool) -> None:
+    """Start instructions in order, those that continue each other along K as one."""
+    chain: list[list[Work]] = []
+    for parts in instructions:
+        if chain and not (continues(chain[-1][0], parts[0]) and not observed):
+            launch(chain)
+            chain = []
+        chain.append(parts)
+    if chain:
+        launch(chain)
 
 
 def continues(first: Work, second: Work) -> bool:
@@ -193,7 +242,7 @@ def continues(first: Work, second: Work) -> bool:
 
 def launch(chain: list[list[Work]]) -> None:
     """Start instructions that all four warps have committed: at once for the warpgroup, and for steps along K on one accumulator."""
-    ops = [p.op for parts in chain for p in parts if p.op is not None]
+    ops = list(dict.fromkeys(p.op for parts in chain for p in parts if p.op is not None))
     last = ops[-1]
     last.partners = tuple(ops[:-1])
     last.stages = [lambda: execute(chain)]
@@ -206,7 +255,7 @@ def tile(w: Warp, chain: list[list[Work]], steps: tuple[Descriptor, ...], rows: 
     engine = cta.machine
     key = (steps, rows, kind, mn)
     kept = cta.tiles.get(key)
-    if kept is not None and kept[0] == cta.shared.version and not engine.observed:
+    if kept is not None and cta.shared.same_since(*kept[0]) and not engine.observed:
         known: tensor_core.Operand = kept[1]
         return known
     element = ELEMENT_BYTES[kind]
@@ -215,7 +264,7 @@ def tile(w: Warp, chain: list[list[Work]], steps: tuple[Descriptor, ...], rows: 
     value = tensor_core.operand(to_float(gather(cta.shared.data, where, rows, element, mn), kind), kind)
     if len(cta.tiles) > KEPT_TILES:
         cta.tiles.clear()
-    cta.tiles[key] = (cta.shared.version, value)
+    cta.tiles[key] = ((cta.shared.version, where.low, where.high), value)
     for part in chain[0] if engine.observed else ():  # an observed chain is one instruction
         previous, engine.acting = engine.acting, part.op
         engine.access(part.warp, part.form.index, Space.SHARED, cta.linear, AccessKind.READ, Proxy.ASYNC, where.index * 16, 16)
@@ -238,13 +287,19 @@ def check_read(w: Warp, cta: CTA, where: Layout, what: str) -> None:
         cta.machine.report(fault, w, op.index if op is not None else w.current)
 
 
-def registers_a(parts: list[Work], form: Form) -> tensor_core.Operand:
+def registers_a(chain: list[list[Work]]) -> tensor_core.Operand:
     """A from registers: each warp holds 16 rows of 32 bytes in four registers (rows 0-7 and 8-15, bytes 0-15 and 16-31)."""
-    raw = np.empty((4, 2, 8, 2, 16), np.uint8)
-    for i, part in enumerate(parts):
-        regs = part.warp.Ru[list(form.a)].view(np.uint8).reshape(2, 2, 8, 16)  # (k half, row half, row, byte)
-        raw[i] = regs.transpose(1, 2, 0, 3)
-    return tensor_core.operand(to_float(raw.reshape(64, 32).view(f"u{ELEMENT_BYTES[form.a_kind]}"), form.a_kind), form.a_kind)
+    kind = chain[0][0].form.a_kind
+    slots = compact([slot for parts in chain for slot in parts[0].form.a])
+    words = np.ascontiguousarray(registers(chain[0])[slots]).view(np.complex128)  # four lanes: 16 bytes of one row
+    raw = np.ascontiguousarray(words.reshape(len(chain), 2, 2, GROUP, 8).transpose(3, 2, 4, 0, 1))  # warp, row half, row, step, k half
+    return tensor_core.operand(to_float(raw.reshape(64, -1).view(f"u{ELEMENT_BYTES[kind]}"), kind), kind)
+
+
+def registers(parts: list[Work]) -> Array:
+    """The 32-bit registers of a warpgroup: [slot, warp, lane]."""
+    warp = parts[0].warp
+    return warp.cta.files[warp.index // GROUP].r
 
 
 def execute(chain: list[list[Work]]) -> None:
@@ -252,7 +307,7 @@ def execute(chain: list[list[Work]]) -> None:
     first = chain[0]
     form, w = first[0].form, first[0].warp
     if form.a:
-        left = tensor_core.joined([registers_a(parts, parts[0].form) for parts in chain])
+        left = registers_a(chain)
     else:
         left = tile(w, chain, tuple(wgmma_descriptor(parts[0].a) for parts in chain), 64, form.a_kind, form.mn_a)
     right = tile(w, chain, tuple(wgmma_descriptor(parts[0].b) for parts in chain), form.n, form.b_kind, form.mn_b)
@@ -261,30 +316,31 @@ def execute(chain: list[list[Work]]) -> None:
     slots = compact(list(form.d))
     total = accumulators(first, slots) if first[0].accumulate else np.zeros((64, form.n), DTYPE[form.d_kind])
     k = left.values.shape[1] // len(chain)
-    for start in range(0, k * len(chain), k):
-        total = step(form, left.part(slice(start, start + k)), right.part(slice(start, start + k)), total)
+    total = product(form, left, right, total, k)
     w.cta.machine.statistics.mma_flops += 2 * 64 * form.n * k * len(chain)
-    # (warp, row half, row, column group, thread in quad, pair) -> per warp: register (group, row half, pair) x lane (row, thread)
-    order = (0, 3, 1, 5, 2, 4) if form.d_kind != "f16" else (0, 3, 1, 2, 4, 5)  # a register of f16 holds the pair
-    fragments = np.ascontiguousarray(total.reshape(4, 2, 8, form.n // 8, 4, 2).transpose(order)).view(np.uint32).reshape(4, -1, 32)
-    for part, new in zip(first, fragments, strict=True):
-        part.warp.Ru[slots] = new
+    # (warp, row half, row, column group, thread in quad, pair) -> register (group, row half, pair) x warp x lane (row, thread)
+    order = (3, 1, 5, 0, 2, 4) if form.d_kind != "f16" else (3, 1, 0, 2, 4, 5)  # a register of f16 holds the pair
+    fragments = np.ascontiguousarray(total.reshape(4, 2, 8, form.n // 8, 4, 2).transpose(order)).view(np.uint32)
+    registers(first)[slots] = fragments.reshape(-1, GROUP, 32)
 
 
 def accumulators(parts: list[Work], slots: Any) -> Array:
     """The four warps' registers of D as a (64, n) matrix."""
     form = parts[0].form
-    raw = np.stack([part.warp.Ru[slots] for part in parts]).view(DTYPE[form.d_kind])
+    raw = np.ascontiguousarray(registers(parts)[slots]).view(DTYPE[form.d_kind])
     if form.d_kind == "f16":
-        return raw.reshape(4, form.n // 8, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4, 5).reshape(64, form.n)
-    return raw.reshape(4, form.n // 8, 2, 2, 8, 4).transpose(0, 2, 4, 1, 5, 3).reshape(64, form.n)
+        return raw.reshape(form.n // 8, 2, GROUP, 8, 4, 2).transpose(2, 1, 3, 0, 4, 5).reshape(64, form.n)
+    return raw.reshape(form.n // 8, 2, 2, GROUP, 8, 4).transpose(3, 1, 4, 0, 5, 2).reshape(64, form.n)
 
 
-def step(form: Form, left: tensor_core.Operand, right: tensor_core.Operand, total: Array) -> Array:
-    """One instruction's product added to the accumulators."""
+def product(form: Form, left: tensor_core.Operand, right: tensor_core.Operand, total: Array, k: int) -> Array:
+    """Products of k places each added to the accumulators, one after the other."""
     if form.d_kind == "s32":
-        wide = (left.values @ right.values.T).astype(np.int64) + total
-        return (np.clip(wide, -(2**31), 2**31 - 1) if form.saturate else wide).astype(np.int32)
+        for start in range(0, left.values.shape[1], k):
+            a, b = (x.values[:, start : start + k].astype(np.int64) for x in (left, right))
+            wide = a @ b.T + total
+            total = (np.clip(wide, -(2**31), 2**31 - 1) if form.saturate else wide).astype(np.int32)
+        return total
     if form.a_kind in ("e4m3", "e5m2"):
-        return tensor_core.multiply_add(left, right, total, tensor_core.FP8_FRACTION, tensor_core.FP8_FRACTION)
-    return tensor_core.multiply_add(left, right, total)
+        return tensor_core.accumulate(left, right, total, k, tensor_core.FP8_FRACTION, tensor_core.FP8_FRACTION)
+    return tensor_core.accumulate(left, right, total, k)

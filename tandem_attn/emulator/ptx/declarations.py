@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import struct
 
-from tandem_attn.emulator.ptx.cursor import Cursor
-from tandem_attn.emulator.ptx.lexer import number
+from tandem_attn.emulator.ptx.constants import ConstantExpressions
 from tandem_attn.emulator.ptx.nodes import TYPE_BYTES, Variable
 
 SPACES = (".global", ".const", ".shared", ".local", ".param")
 
 
-class Declarations(Cursor):
+class Declarations(ConstantExpressions):
     """Variables of every state space, with their initial values."""
 
     shared_size = 0  # of the static shared variables so far
@@ -73,7 +72,7 @@ class Declarations(Cursor):
             if self.accept("]"):
                 unsized, count = True, 0
             else:
-                count *= self.integer()
+                count *= self.constant_value()
                 self.expect("]")
         variable = Variable(token.text, space, align, count * TYPE_BYTES[kind], kind, pointee=pointee)
         if self.accept("="):
@@ -109,20 +108,16 @@ class Declarations(Cursor):
             self.expect("(")
             name = self.next().text
             self.expect(")")
-        addend = self.integer() if self.accept("+") else 0
+        addend = self.constant_value() if self.accept("+") else 0
         variable.links.append((offset, name, addend))
         return bytes(size)
 
     def constant(self, kind: str, size: int) -> bytes:
-        sign = -1 if self.accept("-") else 1
-        token = self.next()
-        if token.kind != "number":
-            raise self.error(f"expected a constant, found {token.text!r}", token)
-        value, real = number(token.text)
-        if real == 64 and kind in ("f32", "b32"):
-            value = struct.unpack("<I", struct.pack("<f", sign * struct.unpack("<d", struct.pack("<Q", value))[0]))[0]
-            sign = 1
-        return ((sign * value) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+        found = self.constant_operand()
+        value = found.value
+        if found.real == 64 and kind in ("f32", "b32"):
+            value = struct.unpack("<I", struct.pack("<f", struct.unpack("<d", struct.pack("<Q", value))[0]))[0]
+        return (value & ((1 << 8 * size) - 1)).to_bytes(size, "little")
 
     def parameters(self) -> list[Variable]:
         self.expect("(")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from tandem_attn.emulator.ptx.declarations import Declarations
-from tandem_attn.emulator.ptx.lexer import Token, number
+from tandem_attn.emulator.ptx.lexer import Token
 from tandem_attn.emulator.ptx.nodes import (
     REGISTER_CLASS,
     Discard,
     Group,
-    Imm,
     Memory,
     Module,
     Negated,
@@ -99,20 +98,19 @@ class OperandParser(Declarations):
         self.scopes[-1].registers[name] = Reg(name, kind, cls, self.module.slots[cls])
         self.module.slots[cls] += 1
 
-    def operand(self) -> Operand:
-        token = self.next()
+    def operand(self, arguments: bool = False) -> Operand:
+        """`arguments`: of a call, where parentheses hold its arguments and results."""
+        token = self.peek()
+        if not (arguments and token.text == "(") and self.begins_constant():
+            return self.constant_operand()
+        self.next()
         found: Operand
-        if token.kind == "number":
-            found = Imm(*number(token.text))
-        elif token.kind == "word":
+        if token.kind == "word":
             found = self.name(token)
-            if isinstance(found, Symbol) and self.peek().text in "+-" and self.peek().kind == "punct":
+            if isinstance(found, Symbol) and self.peek().text in ("+", "-"):
                 self.accept("+")
-                return Memory(found, self.integer())
-        elif token.text == "-":
-            inner = self.operand()
-            found = negate(inner) if isinstance(inner, Imm) else Negated(inner)
-        elif token.text == "!":
+                return Memory(found, self.constant_value())
+        elif token.text in ("-", "!"):
             found = Negated(self.operand())
         elif token.text == "{":
             found = Vector(self.sequence("}"))
@@ -138,7 +136,7 @@ class OperandParser(Declarations):
         if isinstance(base, Memory):  # symbol + constant
             offset, base = base.offset, base.base
         elif self.accept("+") or self.peek().text == "-":
-            offset = self.integer()
+            offset = self.constant_value()
         more: list[Operand] = []
         while self.accept(","):
             more.append(self.operand())
@@ -158,11 +156,4 @@ class OperandParser(Declarations):
             if text[1:].split(".")[0] in SPECIALS or text.startswith(("%envreg", "%pm")):
                 return Special(text)
             raise self.error(f"register {text} is not declared", token)
-        if text == "WARP_SZ":
-            return Imm(32)
         return Symbol(text)
-
-
-def negate(imm: Imm) -> Imm:
-    """The constant with its sign changed."""
-    return Imm(imm.value ^ (1 << imm.real - 1), imm.real) if imm.real else Imm(-imm.value)

@@ -248,7 +248,7 @@ class Parser(OperandParser):
         operands: list[Operand] = []
         if not self.accept(";"):
             while True:
-                operands.append(self.operand())
+                operands.append(self.operand(arguments=mods[0] == "call"))
                 if self.accept(";"):
                     break
                 if not self.accept(","):

@@ -14,14 +14,16 @@ EXIT = -1  # the segment index that stands for "the function has returned"
 _CONTROL = frozenset(("bra", "brx", "ret", "exit", "trap", "call"))
 # Instructions that may block, or after which another warp should get its turn.
 _BLOCKING = (
-    "mbarrier.try_wait", "mbarrier.test_wait", "barrier.", "bar.", "wgmma.mma_async", "wgmma.wait_group", "cp.async.wait",
-    "cp.async.bulk.wait_group", "setmaxnreg", "tcgen05.wait", "tcgen05.ld", "tcgen05.alloc", "nanosleep", "griddepcontrol.wait", "atom",
+    "mbarrier.try_wait", "mbarrier.test_wait", "barrier.", "bar.", "wgmma.wait_group", "cp.async.wait", "cp.async.bulk.wait_group",
+    "setmaxnreg", "tcgen05.wait", "tcgen05.alloc", "nanosleep", "griddepcontrol.wait", "atom",
     "clusterlaunchcontrol.try_cancel",
 )  # fmt: skip
 
 
 def is_blocking(ins: Instruction) -> bool:
     """Whether an instruction ends its segment although control goes on behind it."""
+    if ins.opcode.startswith("tcgen05.ld"):  # a judge of its registers must know whether it was executed
+        return ins.predicate is not None
     return ins.opcode.startswith(_BLOCKING) and not ins.opcode.startswith("bar.warp")
 
 
@@ -43,10 +45,10 @@ class Segment:
     live_out: frozenset[Reg] = frozenset()
     live_in: frozenset[Reg] = frozenset()
     touched: frozenset[Reg] = frozenset()
+    last: int = field(init=False)
 
-    @property
-    def last(self) -> int:
-        return self.end - 1
+    def __post_init__(self) -> None:
+        self.last = self.end - 1
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class Program:
     at: dict[int, int] = field(default_factory=dict)  # instruction index -> segment that starts there
     exposed: frozenset[Reg] = frozenset()  # registers that some path may read before any write
     engines: dict[str, Any] = field(default_factory=dict)  # executable forms by backend, kept between runs
+    uses: dict[int, Any] = field(default_factory=dict)  # what `machine.in_flight` knows of segments
     findings: list[Any] | None = None  # reports of the checks of the text alone, once made
 
     @property
@@ -77,10 +80,20 @@ def build(module: Module) -> Program:
     return program
 
 
+def _aims(ins: Instruction) -> list[str]:
+    """Labels that an instruction may go to; compilers leave many more, for the debugger."""
+    if ins.name == "bra":
+        return [o.name for o in ins.operands[:1] if isinstance(o, Symbol)]
+    if ins.name == "brx" and isinstance(ins.operands[1], Vector):
+        return [o.name for o in ins.operands[1].items if isinstance(o, Symbol)]
+    return []
+
+
 def _leaders(module: Module, function: Function) -> list[int]:
-    leaders = {function.start} | set(function.labels.values())
+    leaders = {function.start}
     for i in range(function.start, function.end):
         ins = module.code[i]
+        leaders |= {function.labels[name] for name in _aims(ins)}
         if ins.name in _CONTROL:
             leaders.add(i + 1)
         elif is_blocking(ins):

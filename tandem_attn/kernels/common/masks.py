@@ -13,7 +13,6 @@ from triton.language.core import _aggregate as aggregate
 from tandem_attn.kernels.common import documents, predicates
 
 FAR = gl.constexpr(1 << 29)  # an unbounded side; sums of two stay within int32
-MAX_SCALARS = 4  # runtime window bounds a kernel takes
 
 
 @gluon.constexpr_function

@@ -23,11 +23,11 @@ def forward(
     lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
     scalar0, scalar1, scalar2, scalar3, scale_log2, softcap,
     seqlen_q, seqlen_k, limit_q, limit_k, batch, heads, heads_per_kv, blocks, section, num_tiles, lse_stride,
-    mask_data, bias_data, pages, parts,
+    bounds, mask_data, bias_data, pages, parts,
     plan: gl.constexpr, plain: gl.constexpr,
 ):  # fmt: skip
     """The kernel: the pipeline and the table of roles."""
-    scalars = (scalar0, scalar1, scalar2, scalar3)
+    scalars = (scalar0, scalar1, scalar2, scalar3) + bounds
     args = Args(
         q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail,
         lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,

@@ -1,23 +1,30 @@
 """Arguments that a mutant is no worse than the original, each from what a clean run of the original shows.
 
 1. Not executed: no warp ever comes to the instruction in this launch, so that it does not matter. Nor does a wait for groups where nothing
-   is pending, an mbarrier that nobody uses, nor how long the last bulk wait of a launch waits: the
-   tracker reports sources that are still read when their CTA ends, and results in global memory nobody reads any more.
-2. A fence for other CTAs (fence.mbarrier_init.release.cluster) in a cluster of one.
+   is pending, an mbarrier that nobody uses, nor how long the last wait for bulk groups of a launch waits: the tracker reports sources that
+   are still read when their CTA ends, and results in global memory nobody reads any more (the end of the grid completes them).
+2. A fence for other CTAs (fence.mbarrier_init.release.cluster) in a cluster of one: the initialisation is ordered by a barrier of the CTA,
+   else the tracker reports the mbarrier as used before it. (Whether copies by TMA need it for the async proxy the manual does not say.)
 3. A barrier between two barriers of the same threads (for bar.warp.sync: of the same warp) orders only what lies between its neighbours:
    an access before it and behind its predecessor, against an access behind it and before its successor. Where no two of these conflict,
    nothing in the second part publishes what others did in the first, and everybody who acts in the second part has waited himself for
-   what anybody has waited for in the first, every order that matters is also made by a neighbour.
-4. A wait at the cluster barrier whose threads do nothing before they come to a barrier of the CTA that includes threads which do wait.
+   what anybody has waited for in the first, every order that matters is also made by a neighbour. Neighbours are barriers at which all
+   of these threads arrive *and wait*; all threads of the barrier come to it by the deleted instruction, so that none is left waiting.
+   bar.warp.sync also makes a warp converge, as `.aligned` instructions need: it must not have diverged since the predecessor.
+4. A wait at the cluster barrier whose threads do nothing before they wait at a barrier of the CTA that includes threads which have waited
+   at the cluster barrier: what those acquired is before the barrier of the CTA, and so before all behind it (causality order).
 5. A wait by parity for the phase before the first, and no other in this launch (the ring of stages does not wrap): it never waits.
 6. A wait that teaches nothing: every warp that comes to it knows by then, from earlier waits, all that the arrivals of the phase release.
    The same for a lowered arrival count of an mbarrier all of whose waits are such (and where the run still ends with every phase in step).
-7. A cluster arrival made relaxed, where no access before it conflicts with one of another CTA behind the barrier.
+7. A cluster arrival made relaxed, where no access since the last releasing arrival conflicts with one of another CTA behind the barrier.
+   Accesses count by threads and by their asynchronous operations, allocations of tensor memory as writes. Those do not count behind which
+   the warp waits at a barrier of the CTA with a warp that then arrives with release: releases are cumulative.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 from tandem_attn.emulator import run
 from tandem_attn.emulator.events import (
@@ -32,6 +39,8 @@ from tandem_attn.emulator.events import (
     Fence,
     GroupWait,
     Issue,
+    Space,
+    TmemAllocation,
     Wait,
     WarpAgent,
     WarpExit,
@@ -39,6 +48,7 @@ from tandem_attn.emulator.events import (
 from tandem_attn.emulator.judge.clock import PLAIN
 from tandem_attn.emulator.judge.races import RaceTracker
 from tandem_attn.emulator.judge.record import warp_number
+from tandem_attn.emulator.machine.control import Control
 from tandem_attn.emulator.report import Report
 from tests.emulator.mutation.mutants import Mutant
 from tests.emulator.subjects.subject import Subject
@@ -51,6 +61,8 @@ class Part:
     """What one warp does between two barriers: byte ranges by (thread, place), and what concerns other threads."""
 
     touches: list[tuple[Any, Any, int, int, bool]] = field(default_factory=list)  # thread, place, first byte, end, written
+    asynchronous: list[tuple[Any, Any, int, int, bool]] = field(default_factory=list)  # the same by operations of these threads
+    diverged: bool = False  # a branch has parted the warp
     publishes: set[Any] = field(default_factory=set)  # threads that release, commit or issue
     learns: dict[Any, set[Any]] = field(default_factory=lambda: defaultdict(set))  # what was waited for, and by which threads
 
@@ -60,6 +72,7 @@ class Log:
 
     def __init__(self) -> None:
         self.lines: set[int] = set()
+        self.covered: set[int] = set()  # lines that some warp came to, with or without an active lane
         self.cluster_size = 1
         self.events: dict[tuple[int, int], list[tuple[int, Any] | Part]] = defaultdict(lambda: [Part()])
         self.news: set[int] = set()  # lines of waits that taught a warp something
@@ -73,6 +86,9 @@ class Log:
         self.waited: dict[Any, set[tuple[int, int]]] = defaultdict(set)  # warps that waited, by cluster barrier and phase
         self.waits: dict[int, list[tuple[tuple[int, int], int, Any]]] = defaultdict(list)  # by line: warp, number of its part, barrier
         self.members: dict[Any, set[int]] = defaultdict(set)  # warps that come to a barrier, by barrier and phase
+        self.arriving: set[int] = set()  # lines of barriers that do not wait
+        self.releasing: dict[Any, set[tuple[tuple[int, int], int]]] = defaultdict(set)  # (warp, line) that arrive with release, by phase
+        self.relaxed: set[int] = set()  # lines of relaxed cluster arrivals
 
     def event(self, event: Event) -> list[Report]:
         if isinstance(event, ClusterStart):
@@ -89,6 +105,9 @@ class Log:
     def finish(self) -> list[Report]:
         return []
 
+    def diverge(self, warp: tuple[int, int]) -> None:
+        self._part(warp).diverged = True
+
     def _part(self, warp: tuple[int, int]) -> Part:
         part = self.events[warp][-1]
         assert isinstance(part, Part)
@@ -98,8 +117,12 @@ class Log:
         part = self._part(warp)
         self._ending(event, agent, warp)
         own = not isinstance(agent, AsyncAgent)
-        if isinstance(event, Access) and own:
-            self._touch(event, warp, part)
+        if isinstance(event, Access):
+            self._touch(event, warp, part, own)
+        elif isinstance(event, TmemAllocation):
+            self._allocation(event, warp, part)
+        elif isinstance(event, Arrival) and not own:
+            self.used.add(event.barrier)
         elif isinstance(event, Issue):
             part.publishes |= self._threads(warp, event.agent.lanes)
         elif isinstance(event, BarrierInit):
@@ -115,10 +138,14 @@ class Log:
             for member in event.members:
                 part.learns[member.serial] |= self._threads(warp, event.lanes)
         elif isinstance(event, Fence):
-            if event.kind.startswith(("bar.warp", "barrier.warp")):
+            self._fence(event, warp, part)
+
+    def _fence(self, event: Fence, warp: tuple[int, int], part: Part) -> None:
+        if event.kind.startswith(("bar.warp", "barrier.warp")):
+            if event.lanes == FULL:
                 self._cut(warp, event.site.ptx_line, "warp")
-            elif event.kind.startswith(("fence", "membar", "tcgen05")) and not event.kind.startswith("fence.mbarrier_init"):
-                part.publishes |= self._threads(warp, event.lanes)
+        elif event.kind.startswith(("fence", "membar", "tcgen05")) and not event.kind.startswith("fence.mbarrier_init"):
+            part.publishes |= self._threads(warp, event.lanes)
 
     def _ending(self, event: Event, agent: Any, warp: tuple[int, int]) -> None:
         """Tell the bulk waits behind which a warp only ends from the others."""
@@ -131,7 +158,12 @@ class Log:
         """Whether no warp does anything behind the wait at that line."""
         return line not in self.followed and any(line in lines for lines in self.tails.values())
 
-    def _touch(self, event: Access, warp: tuple[int, int], part: Part) -> None:
+    def _touch(self, event: Access, warp: tuple[int, int], part: Part, own: bool) -> None:
+        if not own:
+            thread, place = (*warp, -1), (event.space, event.cta)
+            written = event.kind is not AccessKind.READ
+            part.asynchronous += [(thread, place, start, start + event.size, written) for start in event.starts.tolist()]
+            return
         for start, lane in zip(event.starts.tolist(), event.lane_ids.tolist(), strict=True):
             place = (event.space, event.cta)
             part.touches.append(((*warp, lane), place, start, start + event.size, event.kind is not AccessKind.READ))
@@ -139,6 +171,12 @@ class Log:
                 part.publishes.add((*warp, lane))
             if event.semantics in ("acquire", "acq_rel"):
                 part.learns[place, start].add((*warp, lane))
+
+    def _allocation(self, event: TmemAllocation, warp: tuple[int, int], part: Part) -> None:
+        """A write of all the columns, of both CTAs where a pair allocates."""
+        ctas = (event.cta & ~1, event.cta | 1) if "cta_group::2" in event.site.text else (event.cta,)
+        first, end = event.column * 512, (event.column + abs(event.columns)) * 512
+        part.asynchronous += [((*warp, -1), (Space.TMEM, cta), first, end, True) for cta in ctas]
 
     def _wait(self, event: Wait, warp: tuple[int, int], part: Part) -> None:
         which = (event.barrier, event.phase)
@@ -160,6 +198,11 @@ class Log:
         else:
             which = (event.barrier, event.phase)
             self.members[which].add(warp if event.barrier.kind == "named" else (-1, -1))
+            line = event.site.ptx_line
+            if ".arrive" in event.site.text and event.barrier.kind == "named":
+                self.arriving.add(line)
+            if event.barrier.kind == "cluster":
+                self.relaxed.add(line) if event.semantics == "relaxed" else self.releasing[which].add((warp, line))
             self._cut(warp, event.site.ptx_line, which)
 
     @staticmethod
@@ -195,7 +238,21 @@ class Implied(RaceTracker):
 def log_of(subject: Subject) -> Log:
     """Of a clean run."""
     log = Log()
-    run(subject.kernel, subject.args, subject.grid, observers=[log, Implied(log)], backend="numpy", **subject.options)
+    branch = Control.branch
+
+    def noting(self: Control, warp: Any, frame: Any, segment: Any) -> None:
+        depth = len(warp.stack)
+        branch(self, warp, frame, segment)
+        if len(warp.stack) > depth:
+            log.diverge((warp.cta.linear, warp.index))
+
+    with patch.object(Control, "branch", noting):
+        result = run(
+            subject.kernel, subject.args, subject.grid, observers=[log, Implied(log)], backend="numpy", trace=True, **subject.options
+        )
+    program = result.trace.program
+    segments = {index for warp in result.trace.warps.values() for index in warp.segments}
+    log.covered = {program.code[i].line for index in segments for i in range(program.segments[index].start, program.segments[index].end)}
     return log
 
 
@@ -205,7 +262,11 @@ def reason(mutant: Mutant, log: Log) -> str:
     waits = what == "wait deleted" and line in log.phases
     wait_of_cluster = what == "cluster barrier deleted" and "wait" in before
     arguments = (
-        ("never executed in this launch", line not in log.lines and what != "initialisation deleted"),
+        # A wait that has never succeeded leaves no event.
+        (
+            "never executed in this launch",
+            line not in (log.covered if what == "wait deleted" else log.lines) and what != "initialisation deleted",
+        ),
         ("a fence for other CTAs in a cluster of one", before.startswith("fence.mbarrier_init") and log.cluster_size == 1),
         ("only ever passes the state before the first phase, for which nobody waits", waits and log.phases[line] == {-1}),
         ("all that its phase releases is known from earlier waits", waits and line not in log.news),
@@ -213,7 +274,7 @@ def reason(mutant: Mutant, log: Log) -> str:
         ("an mbarrier that nobody uses", line in log.made and not log.made[line] & log.used),
         (
             "only global memory is written, and nothing of this launch reads it",
-            what.startswith("group wait") and log.last(line),
+            what.startswith("group wait") and "cp.async.bulk" in before and log.last(line),
         ),
         (
             "a barrier whose waits teach nothing that earlier waits had not",
@@ -244,7 +305,7 @@ def waited_by_others(log: Log, line: int) -> bool:
             if isinstance(items[i], Part) and (items[i].touches or items[i].publishes):
                 return False
             i += 1
-        if i >= len(items) or items[i][1][0].kind != "named":
+        if i >= len(items) or items[i][1][0].kind != "named" or items[i][0] in log.arriving:
             return False
         others = {w for w, _, _ in log.waits[line]}
         if not (log.members[items[i][1]] & log.waited[which]) - others:
@@ -259,17 +320,29 @@ def needs_release(log: Log, line: int) -> bool:
     for items in log.events.values():
         cuts = [(i, item[1]) for i, item in enumerate(items) if isinstance(item, tuple) and _is_cluster(item[1])]
         for n, (i, which) in enumerate(cuts):
-            start = cuts[n - 1][0] if n else 0
+            released = [at for at, _ in cuts[:n] if items[at][0] not in log.relaxed]
+            start = released[-1] if released else 0
             end = cuts[n + 1][0] if n + 1 < len(cuts) else len(items)
             if items[i][0] == line:
-                before[which] += [t for part in items[start:i] if isinstance(part, Part) for t in part.touches]
-            after[which] += [t for part in items[i:end] if isinstance(part, Part) for t in part.touches]
+                stop = _released_by_others(log, items, start, i, which, line)
+                before[which] += [t for part in items[stop:i] if isinstance(part, Part) for t in (*part.touches, *part.asynchronous)]
+            after[which] += [t for part in items[i:end] if isinstance(part, Part) for t in (*part.touches, *part.asynchronous)]
     for which, first in before.items():
         for cta in {t[0][0] for t in first}:
             mine = [t for t in first if t[0][0] == cta]
             if _conflict(mine, [t for t in after[which] if t[0][0] != cta]):
                 return True
     return False
+
+
+def _released_by_others(log: Log, items: list[Any], start: int, end: int, which: Any, line: int) -> int:
+    """From where on, between start and end, nothing is released by another warp that a barrier of the CTA lies before."""
+    releasing = {warp for warp, at in log.releasing[which] if at != line}
+    for j in range(end - 1, start - 1, -1):
+        item = items[j]
+        if isinstance(item, tuple) and item[1] not in ("warp", "wait") and item[1][0].kind == "named" and log.members[item[1]] & releasing:
+            return j
+    return start
 
 
 def _is_cluster(which: Any) -> bool:
@@ -279,11 +352,20 @@ def _is_cluster(which: Any) -> bool:
 def redundant(log: Log, line: int) -> bool:
     """Argument 3 for every time that a warp comes to the barrier at that line."""
     groups: dict[Any, list[tuple[Part, Part]]] = defaultdict(list)
+    comers: dict[Any, set[Any]] = defaultdict(set)
     for warp, items in log.events.items():
         for i, item in enumerate(items):
             if isinstance(item, tuple) and item[0] == line:
                 pair = (_merged(log, items, i, -1), _merged(log, items, i, 1))
-                groups[(warp, i) if item[1] == "warp" else item[1]].append(pair)
+                if item[1] == "warp":
+                    if pair[0].diverged:
+                        return False
+                    groups[warp, i].append(pair)
+                else:
+                    groups[item[1]].append(pair)
+                    comers[item[1]].add(warp)
+    if any(log.members[which] != warps for which, warps in comers.items()):
+        return False
     return bool(groups) and all(not _matters(parts) for parts in groups.values())
 
 
@@ -297,9 +379,10 @@ def _merged(log: Log, items: list[Any], at: int, step: int) -> Part:
         if isinstance(item, Part):
             total.touches += item.touches
             total.publishes |= item.publishes
+            total.diverged |= item.diverged
             for what, threads in item.learns.items():
                 total.learns[what] |= threads
-        elif item[1] == "wait":
+        elif item[1] == "wait" or item[0] in log.arriving:
             pass
         elif which == "warp" or (item[1] != "warp" and log.members[item[1]] >= log.members[which]):
             return total

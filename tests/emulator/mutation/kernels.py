@@ -22,7 +22,7 @@ class Kernel:
     slow: bool = False
 
 
-_STRICT = CHECKS - {"uninitialised-register"}  # with those that Triton's own kernels do not pass
+_STRICT = CHECKS - {"uninitialised-register", "register-pressure"}  # with those that Triton's own kernels do not pass
 _SIZES = {"one": (256, 256, 256), "pair": (512, 256, 256), "multicast": (512, 256, 256), "quad": (512, 512, 256)}
 _ALL = (
     Kernel("gemm_sm90", partial(gemm_sm90, 256, 256, 256, ctas=1)),

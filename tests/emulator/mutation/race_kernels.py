@@ -312,6 +312,27 @@ KERNELS = (
         "tmem-load-use", target="sm_100a", threads=128, checks=("tmem-load-use", "race"),
     ),
     RaceKernel(
+        "TMEM rows shifted while they are loaded",
+        TMEM + "@%p0 tcgen05.shift.cta_group::1.down [%r20]; //2\n"
+        "@%p0 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r6];\n" + wait("w", "//+")
+        + "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%t0}, [%r21]; //1\ntcgen05.wait::ld.sync.aligned;\n" + wait("x") + TMEM_END,
+        target="sm_100a", threads=128, words="tcgen05.shift",
+    ),
+    RaceKernel(
+        "TMEM stored before a shift without a barrier between",
+        TMEM.replace("%r0};", "%r0}; //2") + "add.u32 %r22, %r20, 2097152;\nbar.sync 0; //+\n"
+        "@%p0 tcgen05.shift.cta_group::1.down [%r22]; //1\n"
+        "@%p0 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r6];\n" + wait("w") + TMEM_END,
+        target="sm_100a", threads=128,
+    ),
+    RaceKernel(
+        "response of cluster launch control read without waiting",
+        INIT + "@%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r6], 16;\n"
+        "@%p0 clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 [%r3], [%r6]; //2\n"
+        + wait("w", "//+") + "ld.shared.b32 %r9, [%r3]; //1\n" + wait("x"),
+        target="sm_100a", words="try_cancel",
+    ),
+    RaceKernel(
         "tcgen05 without fence::after_thread_sync",
         TC_FILL.replace("//2", "") + "fence.proxy.async;\n" + TMEM + "tcgen05.fence::before_thread_sync;\nbar.sync 0;\n"
         + "tcgen05.fence::after_thread_sync;\n" + mma("//2") + wait("w") + "tcgen05.fence::after_thread_sync; //+\n"
