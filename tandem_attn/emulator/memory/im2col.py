@@ -34,7 +34,7 @@ class Columns:
         self.channels, self.pixels = tensor.box[0], tensor.box[1]
         self.global_bytes = self.shared_bytes = tensor.size  # of an element
         self.row = self.channels * tensor.size
-        self.size = self.pixels * self.row
+        self.size = self.counted = self.pixels * self.row
         channel = coordinates[0]
         count = min(self.channels, tensor.dims[0] - channel) if 0 <= channel < tensor.dims[0] else 0
         self.inside = count * tensor.size  # bytes of a row that exist

@@ -60,6 +60,11 @@ class Box:
         """Bytes in shared memory."""
         return math.prod(self.shape) * self.shared_bytes
 
+    @property
+    def counted(self) -> int:
+        """Bytes that an mbarrier counts: the padding of packed elements is none of them."""
+        return math.prod(self.shape) * self.global_bytes
+
     def view(self) -> Array:
         """The elements in bounds, as a strided view of global memory. Raises Fault when they are outside every tensor."""
         extent = [h - lo for lo, h in zip(self.low, self.high, strict=True)]

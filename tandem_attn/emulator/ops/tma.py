@@ -129,7 +129,7 @@ def load(ins: Instruction) -> Handler:
                 for box in boxes:
                     observe_global(w, box, AccessKind.READ)
                 raw = np.concatenate([box.load() for box in boxes]) if len(boxes) > 1 else boxes[0].load()
-                arrived = raw.size * boxes[0].global_bytes // boxes[0].shared_bytes  # padding of packed elements does not count
+                arrived = sum(box.counted for box in boxes)
                 for rank in ranks:
                     cta = w.cta.peer(rank)
                     write_shared(w, cta, where[0] & OFFSET_MASK, raw, boxes[0].row, tensor)
