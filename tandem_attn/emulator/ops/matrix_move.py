@@ -135,7 +135,7 @@ def stmatrix(ins: Instruction) -> Handler:
         where = None if wide else _team_rows(t, addresses, 8 * count)
         if where is None or slots is None:
             return False
-        rows = np.ascontiguousarray(t.Ru[slots]).view(np.uint16).reshape(count, t.count, 8, 8)
+        rows: Array = np.ascontiguousarray(t.Ru[slots]).view(np.uint16).reshape(count, t.count, 8, 8)
         if trans:
             rows = rows.swapaxes(2, 3)
         shared = t.cta.shared
