@@ -74,7 +74,7 @@ def test_matmul_uses_tensor_cores(dtype, mma):
 @pytest.mark.parametrize("use_nvcc", [True, False])
 def test_block_sum_assembles(tmp_path, use_nvcc):
     if use_nvcc and not nvcc.nvcc_path():
-        pytest.skip("nvcc is not installed: only the hand-written PTX of the same kernel is tested")
+        pytest.skip("nvcc, or a host compiler for it, is not installed: only the hand-written PTX of the same kernel is tested")
     subject = nvcc.block_sum(use_nvcc=use_nvcc)
     assert_ptx(subject, "shfl.sync.down", "bar.sync")
     source = tmp_path / "block_sum.ptx"
