@@ -89,7 +89,7 @@ def parts(
     helper = Helper(
         arch=plan.arch, module=f"{_COMMON}.splits", entry="combine",
         types=(
-            ("part_o", "*fp32"), ("statistics", "*fp32"), ("out", {"float16": "*fp16", "bfloat16": "*bf16"}[plan.dtype]), ("lse", "*fp32"),
+            ("part_o", "*fp32"), ("statistics", "*fp32"), ("out", {"float16": "*fp16", "bfloat16": "*bf16"}[plan.out_dtype]), ("lse", "*fp32"),
             ("sink", "*fp32"), ("splits", "i32"), ("rows", "i32"), ("heads", "i32"), ("seqlen_q", "i32"), ("unit", "fp32"),
         ),
         constants=(

@@ -81,7 +81,7 @@ def prepare(
             *window[:SCALARS], *(0,) * (SCALARS - len(window)), problem.scale_value * LOG2E, problem.softcap,
             rows, keys, rows, k.shape[-3], problem.batch, heads, problem.heads_per_kv, blocks, section, tiles, rows,
         ),
-        (*window[SCALARS:], *data, *_bias(plan, inputs), *_pages(inputs), *parts),
+        (*window[SCALARS:], *data, *_bias(plan, inputs), *_pages(inputs), *parts, *_descales(plan, problem, inputs)),
         (*before, *ranges),
         after,
     )  # fmt: skip
@@ -94,6 +94,17 @@ def _bias(plan: Plan, inputs: Inputs) -> tuple[Extra, ...]:
     bias = inputs.bias.to(getattr(torch, plan.bias))
     strides = (0 if size == 1 else stride for size, stride in zip(bias.shape, bias.stride(), strict=True))
     return (bias, *(_ENDLESS if size == 1 else size for size in bias.shape[2:]), *strides)
+
+
+def _descales(plan: Plan, problem: Problem, inputs: Inputs) -> tuple[Extra, ...]:
+    """Those of q, k and v where they lie, a 1 for one that is not given, and their strides."""
+    if not plan.descale:
+        return ()
+    shape = (problem.batch, problem.heads_kv)
+    given = (inputs.q_descale, inputs.k_descale, inputs.v_descale)
+    found = [x if x is not None else torch.full((1, 1), 1.0, device=inputs.q.device) for x in given]
+    found = [x.expand(shape) for x in found]
+    return (*found, *(stride for x in found for stride in x.stride()))
 
 
 def _pages(inputs: Inputs) -> tuple[Extra, ...]:
@@ -133,21 +144,24 @@ def _slopes(slopes: Tensor, batch: int) -> Tensor:
 
 def _maps(plan: Plan, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> tuple[TensorMap, ...]:
     """Descriptors of q, k, v, o and their tails, in the kernel's order; a tail that is not used repeats its tensor's."""
-    dtype, ragged = plan.dtype, plan.varlen or plan.seqused
+    ragged = plan.varlen or plan.seqused
     pack = plan.pack_gqa
     ragged_kv = ragged or plan.page_size > 0
-    tensors = ((q, ragged and pack == 1, pack), (k, ragged_kv, 1), (v, ragged_kv, 1), (out, plan.varlen, pack))
+    tensors = (
+        (q, plan.dtype, ragged and pack == 1, pack), (k, plan.dtype, ragged_kv, 1), (v, plan.dtype, ragged_kv, 1),
+        (out, plan.out_dtype, plan.varlen, pack),
+    )  # fmt: skip
     boxes = kernel.descriptors
-    found = [_map(dtype, x.data_ptr(), x.shape, x.stride(), *how, *boxes[i]) for i, (x, *how) in enumerate(tensors)]
+    found = [_map(x.data_ptr(), x.shape, x.stride(), *how, *boxes[i]) for i, (x, *how) in enumerate(tensors)]
     tails = found
     if kernel.has_tails:
-        tails = [_map(dtype, x.data_ptr(), x.shape, x.stride(), *how, *boxes[4 + i]) for i, (x, *how) in enumerate(tensors)]
+        tails = [_map(x.data_ptr(), x.shape, x.stride(), *how, *boxes[4 + i]) for i, (x, *how) in enumerate(tensors)]
     return (*found, *tails)
 
 
 @functools.lru_cache(maxsize=8192)
 def _map(
-    dtype: str, address: int, shape: tuple[int, ...], strides: tuple[int, ...], ragged: bool, pack: int, swizzle: int, box: tuple[int, ...]
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, ragged: bool, pack: int, swizzle: int, box: tuple[int, ...]
 ) -> TensorMap:
     """A tensor's TMA descriptor, see ``kernels.common.copies`` and ``packing``; one object for an address, so that it is encoded once."""
     *batch, rows, heads, columns = shape

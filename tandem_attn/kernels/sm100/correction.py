@@ -114,7 +114,7 @@ def _finish(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lan
 def _store_part(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane_row):
     """Normalises O of a part of the keys and writes it in float32, see ``splits``."""
     tile, factor = _receive(tile, lane_row)
-    at, exists = part_rows(plan, args, work, place_of(plan, work, work.row + index * memory.rows(plan) + lane_row))
+    at, exists = part_rows(plan, args, work, place_of(plan, args, work, work.row + index * memory.rows(plan) + lane_row))
     tile.o_ready.wait()
     ptx.tmem_after()
     _write_part(plan, args, memory.output(plan, pipe.tmem, index, 0), 0, factor, at, exists, lane_row, tile.s_ready.plain)
