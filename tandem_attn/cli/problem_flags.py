@@ -12,7 +12,9 @@ from tandem_attn.spec.masks import Causal, Full, Mask, Window
 from tandem_attn.spec.problem import DTYPES, Problem
 
 Lengths = tuple[tuple[int, int], ...]
-_SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+_SHORT_DTYPES = {
+    "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+}  # fmt: skip
 
 
 class MaskType(click.ParamType):

@@ -85,7 +85,7 @@ def _without_data(problem: Problem) -> Problem:
 @functools.lru_cache(maxsize=4096)
 def _lacks(problem: Problem, chip: str) -> str | None:
     takes = gpu_dtypes(get_arch(chip))
-    found = [] if problem.dtype in takes else [f"dtype {problem.dtype} on {chip} ({', '.join(takes)})"]
+    found = [] if problem.dtype in takes else [f"dtype {problem.dtype} (the kernels for {chip} take {', '.join(takes)})"]
     for name in ("head_dim", "head_dim_v"):
         if getattr(problem, name) % row_step(problem):
             found.append(f"{name}={getattr(problem, name)} (multiples of {row_step(problem)})")

@@ -100,10 +100,9 @@ def _descales(plan: Plan, problem: Problem, inputs: Inputs) -> tuple[Extra, ...]
     """Those of q, k and v where they lie, a 1 for one that is not given, and their strides."""
     if not plan.descale:
         return ()
-    shape = (problem.batch, problem.heads_kv)
     given = (inputs.q_descale, inputs.k_descale, inputs.v_descale)
-    found = [x if x is not None else torch.full((1, 1), 1.0, device=inputs.q.device) for x in given]
-    found = [x.expand(shape) for x in found]
+    shape = (problem.batch, problem.heads_kv)
+    found = [torch.full((1, 1), 1.0, device=inputs.q.device).expand(shape) if x is None else x for x in given]
     return (*found, *(stride for x in found for stride in x.stride()))
 
 

@@ -263,7 +263,7 @@ def _check_tiles(p: Plan, arch: Arch) -> None:
         raise ValueError(f"tile_m must be 64 or 128 on {arch.name} (rows of one MMA), got {p.tile_m}")
     step = max(16, MMA_BYTES // p.element_bytes)
     if p.tile_n % step or p.tile_n > 256:
-        raise ValueError(f"tile_n must be a multiple of {step} up to 256 on {arch.name} (columns of one MMA, a step of the next), got {p.tile_n}")
+        raise ValueError(f"tile_n must be a multiple of {step} up to 256 on {arch.name} (columns of one MMA), got {p.tile_n}")
     if p.o_over_q and p.out_dtype != p.dtype:
         raise ValueError(f"o_over_q must be False for {p.dtype}: O is {p.out_dtype} and no tile of Q")
 

@@ -135,7 +135,8 @@ def _check_supported(problem: Problem, arch: Arch, direction: str) -> None:
             raise UnsupportedError(backend=backend, missing=f"dtype {problem.dtype}", nearest=", ".join(CPU_DTYPES))
         return
     if problem.dtype not in gpu_dtypes(arch):
-        nearest = f"{', '.join(gpu_dtypes(arch))}, or backend 'reference'"
+        *most, last = gpu_dtypes(arch)
+        nearest = f"{', '.join(most)} or {last}, or backend 'reference'"
         raise UnsupportedError(backend=backend, missing=f"dtype {problem.dtype}", nearest=nearest)
     for name in ("head_dim", "head_dim_v"):
         value = getattr(problem, name)

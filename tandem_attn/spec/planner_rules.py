@@ -17,7 +17,7 @@ from tandem_attn.spec.resources import MMA_BYTES, Packer
 from tandem_attn.spec.schedule import l2_section
 
 GPU_DTYPES = ("float16", "bfloat16")
-CPU_DTYPES = (*FLOAT8, "float16", "bfloat16", "float32", "float64")
+CPU_DTYPES = ("float16", "bfloat16", "float32", "float64", *FLOAT8)
 SMEM_ALIGN = 1024  # bytes; the 128-byte swizzle of TMA repeats every 1024 (PTX ISA, tensor swizzling)
 BARRIER_BYTES = 512  # 64 mbarriers of 8 bytes: more than any of our pipelines has
 ALL_THAT_FIT = 0  # as a number of K/V slots

@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem_attn.spec.masks import Full, Mask, is_integer
 
-DTYPES = {"float8_e4m3fn": 1, "float8_e5m2": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes an element
+DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1}  # bytes an element
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")  # of q, k and v; forward only
 DEVICES = ("cpu", "cuda", "meta")  # meta: shapes only
 _FLAGS = ("sink", "alibi", "bias", "descale", "varlen", "seqused", "cache", "leftpad", "backward", "deterministic", "return_lse")
