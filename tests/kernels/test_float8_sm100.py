@@ -117,7 +117,7 @@ TECHNIQUES: dict[str, dict[str, object]] = {
     "rescale by rows": {"rescale_rows": 1},
     "rescale by query tiles": {"rescale_rows": 128},
     "tau of 3/4": {"rescale_threshold": 0.75},
-    "tau of 8": {"rescale_threshold": 8.0, "p_exponent": 0},
+    "tau of 2": {"rescale_threshold": 2.0, "p_exponent": 6},
     "blocks of 64 keys": {"tile_n": 64},
     "one query tile": {"q_stages": 1},
     "two slots": {"kv_stages": 2},
