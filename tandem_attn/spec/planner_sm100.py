@@ -249,11 +249,17 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
 def _forward_remarks(plan: Plan) -> list[Choice]:
     remarks = [
         exp2_remark(plan),
-        ("rescale_rows", f"O is rescaled by a warp only when one of its row maxima grew by more than 2^{plan.rescale_threshold:g}"),
+        ("rescale_rows", f"O is rescaled by a warp only when one of its row maxima grew{_by(plan.rescale_threshold)}"),
     ]
+    if plan.p_exponent:
+        remarks.append(("p_exponent", f"P is kept times 2^{plan.p_exponent}: small weights in {plan.dtype} would be subnormal or zero"))
     if len(plan.p_parts) > 1:
         remarks.append(("p_parts", f"P is signalled at {plan.p_parts[0]:.0%}: the PV product starts before the row is finished"))
     return remarks
+
+
+def _by(threshold: float) -> str:
+    return f" by more than 2^{threshold:g}" if threshold else ", so that the largest weight is an exact power of two"
 
 
 def _backward_criteria(problem: Problem) -> tuple[Criterion, ...]:
