@@ -238,6 +238,8 @@ def _check_choices(p: Plan, arch: Arch) -> None:
         raise ValueError(f"direction must be {FORWARD!r} or {BACKWARD!r}, got {p.direction!r}")
     if p.dtype not in ELEMENT_BYTES:
         raise ValueError(f"dtype must be one of {', '.join(ELEMENT_BYTES)}, got {p.dtype!r}")
+    if p.descale and p.dtype not in FLOAT8:
+        raise ValueError(f"descale must be False for dtype {p.dtype} (only {' and '.join(FLOAT8)} have descales)")
     if p.cta_group not in (1, 2) or (p.cta_group == 2 and not arch.tmem_columns):
         raise ValueError(f"cta_group must be 1, or 2 on a chip with tcgen05, got {p.cta_group!r} on {arch.name}")
     if p.schedule.launch is Launch.CLC and not arch.tmem_columns:

@@ -78,7 +78,7 @@ def test_one_descale_alone(name: str) -> None:
     close(out, want, q.dtype)
 
 
-def test_descales_are_not_copied_into_the_inputs() -> None:
+def test_powers_of_two_are_exact() -> None:
     """A descale is as good as the scale of logits, or a factor of O; both exactly for powers of two."""
     q, k, v = qkv()
     plain = attention(q, k, v, scale=0.5)
