@@ -60,7 +60,7 @@ PAIRS: dict[str, Problem] = {
     "pair, causal, heads": _problem(520, heads=4, heads_kv=2, mask=CAUSAL),
     "pair, window": _problem(600, mask=Window(100, 30)),
     "pair, softcap, sink": _problem(520, softcap=10.0, sink=True, heads=2),
-    "pair, head_dim 64": _problem(520, head_dim=64),
+    **{f"pair, head_dim {d}": _problem(520, head_dim=d) for d in (48, 64, 96)},  # tails of V of 16 columns a CTA at 96
     "pair, head_dim 192 and 128": _problem(520, head_dim=192, head_dim_v=128),
     "pair, head_dim 192": _problem(520, head_dim=192),
     "pair, head_dim 256": _problem(300, head_dim=256),
