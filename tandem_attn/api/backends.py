@@ -32,8 +32,8 @@ class Backend:
 
     ``missing`` names what a problem asks for that the backend lacks, or is None. ``plan`` decides how, for a direction of ``spec.plan``.
     ``bind`` (optional) prepares repeated forwards: from one call it makes a ``Bound``, which takes the tensors of another, with the same
-    properties and in the order of ``Inputs``, and returns O and LSE, or None where ``forward`` has to do it (an address that is not
-    aligned, say). It must not keep tensors.
+    properties and in the order of ``Inputs``, and returns O and LSE (anything, where ``problem.return_lse`` is off), or None where
+    ``forward`` has to do it (an address that is not aligned, say). It must not keep tensors.
     """
 
     name: str

@@ -79,7 +79,13 @@ class Result:
 @click.command(short_help="A language model running on Tandem, beside PyTorch.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, ...; auto: a CUDA device when there is one.")
 @click.option("--max-new-tokens", type=click.IntRange(min=2), default=48, show_default=True, help="Tokens to generate for each prompt.")
-@click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True, help="Type of weights and activations.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", *DTYPES]),
+    default="auto",
+    show_default=True,
+    help="Type of weights and activations; auto: what the device's fastest kernels compute in, bfloat16 on CUDA, float32 on a CPU.",
+)
 @click.option("--backend", type=click.Choice(NAMES), default="auto", show_default=True, help="Tandem backend to use.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables (progress goes to stderr).")
 def demo(device: str, max_new_tokens: int, dtype: str, backend: str, as_json: bool) -> None:
@@ -93,6 +99,8 @@ def demo(device: str, max_new_tokens: int, dtype: str, backend: str, as_json: bo
     """
     _require_packages()
     target = _device(device)
+    if dtype == "auto":
+        dtype = "bfloat16" if target.type == "cuda" else "float32"
     console = Console(file=sys.stderr if as_json else sys.stdout)
     with _quiet(), _progress(console) as progress:
         tandem_transformers.register(backend=backend)

@@ -208,11 +208,14 @@ def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
 
 
 def leading_dims(tensor: str, plan: Plan) -> int:
-    """Dimensions of a descriptor before rows and head_dim: (batch, heads), (end, heads), (batch or page, end, heads) or (groups,)."""
+    """Dimensions of a descriptor before rows and head_dim: (batch, heads); (END, start, heads), see ``kernels.common.copies``; of packed
+    heads (batch, groups) or of packed sequences too (groups,) of q and (start, groups) of o, see ``kernels.common.packing``."""
     if tensor in "kv" and plan.page_size:
         return 3
+    if plan.varlen and plan.pack_gqa > 1 and tensor in "qo":
+        return 1 if tensor == "q" else 2
     if plan.varlen:
-        return 1 if tensor == "q" and plan.pack_gqa > 1 else 2
+        return 3
     return 3 if plan.seqused and tensor != "o" and (tensor != "q" or plan.pack_gqa == 1) else 2
 
 

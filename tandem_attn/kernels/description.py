@@ -17,7 +17,7 @@ class TensorMap:
 
     Attributes:
         dtype: element type, by torch's name.
-        address: of the element at coordinates 0, a multiple of 16; it need not lie in the tensor (see ``kernels.common.copies``).
+        address: of the element at coordinates 0, a multiple of 16; it need not lie in the tensor (see ``kernels.common.packing``).
         sizes: elements of each dimension.
         strides: bytes from one element to the next, of every dimension but the innermost.
         box: elements of each dimension that one copy moves.

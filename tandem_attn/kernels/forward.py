@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tandem_attn.kernels.prepare import aligned
+from tandem_attn.kernels.prepare import aligned, kv_is_ragged, q_is_ragged
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.problem import Problem
@@ -18,7 +18,7 @@ Execute = Callable[[Problem, Plan, Inputs, Tensor, Tensor], None]  # runs the ke
 
 def attend(problem: Problem, plan: Plan, inputs: Inputs, execute: Execute) -> tuple[Tensor, Tensor]:
     """O, shaped as q with last size head_dim_v, and LSE (B, H, Sq) or (H, total_q), float32, natural log."""
-    inputs = _readable(_one_page_each(plan, inputs))
+    inputs = _readable(plan, _one_page_each(plan, inputs))
     q, k, v = inputs.q, inputs.k, inputs.v
     *rows, heads, _ = q.shape
     out = torch.empty(*rows, heads, v.shape[-1], dtype=getattr(torch, problem.out_dtype), device=q.device)
@@ -48,8 +48,9 @@ def _one_page_each(plan: Plan, inputs: Inputs) -> Inputs:
     return replace(inputs, k=k, v=v, page_table=own)
 
 
-def _readable(inputs: Inputs) -> Inputs:
-    q, k, v = aligned(inputs.q), aligned(inputs.k), aligned(inputs.v)
+def _readable(plan: Plan, inputs: Inputs) -> Inputs:
+    q = aligned(inputs.q, ragged=q_is_ragged(plan))
+    k, v = (aligned(x, ragged=kv_is_ragged(plan)) for x in (inputs.k, inputs.v))
     if q is inputs.q and k is inputs.k and v is inputs.v:
         return inputs
     return replace(inputs, q=q, k=k, v=v)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,13 +21,16 @@ from tandem_attn.spec.problem import Problem
 
 LOG2E = math.log2(math.e)
 _ENDLESS = 1 << 30
+_ALIGN = 16  # bytes, of addresses and strides that TMA takes
+_END, _WRAP = 1 << 30, 1 << 34  # see kernels.common.copies: _END * _WRAP is 2^64
 
 # The arguments of every forward kernel, in order.
 DESCRIPTORS = ("q_desc", "k_desc", "v_desc", "o_desc", "q_tail", "k_tail", "v_tail", "o_tail")
 POINTERS = ("lse", "counter", "cu_q", "cu_k", "used_q", "used_k", "sink", "slopes", "order", "starts")
 NUMBERS = (
     "scalar0", "scalar1", "scalar2", "scalar3", "scale_log2", "softcap",
-    "seqlen_q", "seqlen_k", "limit_q", "limit_k", "batch", "heads", "heads_per_kv", "blocks", "section", "num_tiles", "lse_stride",
+    "seqlen_q", "seqlen_k", "pitch_q", "pitch_k", "pitch_v",
+    "batch", "heads", "heads_per_kv", "blocks", "section", "num_tiles", "lse_stride",
 )  # fmt: skip
 
 
@@ -79,7 +81,8 @@ def prepare(
         (lse, counter, *lengths, sink, slopes, order, starts),
         (
             *window[:SCALARS], *(0,) * (SCALARS - len(window)), problem.scale_value * LOG2E, problem.softcap,
-            rows, keys, rows, k.shape[-3], problem.batch, heads, problem.heads_per_kv, blocks, section, tiles, rows,
+            rows, keys, *(pitch(x.shape, x.stride()) for x in (q, k, v)),
+            problem.batch, heads, problem.heads_per_kv, blocks, section, tiles, rows,
         ),
         (*window[SCALARS:], *data, *_bias(plan, inputs), *_pages(inputs), *parts, *_descales(plan, problem, inputs)),
         (*before, *ranges),
@@ -143,50 +146,73 @@ def _slopes(slopes: Tensor, batch: int) -> Tensor:
 
 def _maps(plan: Plan, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> tuple[TensorMap, ...]:
     """Descriptors of q, k, v, o and their tails, in the kernel's order; a tail that is not used repeats its tensor's."""
-    ragged = plan.varlen or plan.seqused
-    pack = plan.pack_gqa
-    ragged_kv = ragged or plan.page_size > 0
-    tensors = (
-        (q, plan.dtype, ragged and pack == 1, pack), (k, plan.dtype, ragged_kv, 1), (v, plan.dtype, ragged_kv, 1),
-        (out, plan.out_dtype, plan.varlen, pack),
-    )  # fmt: skip
+    pack, tensors = plan.pack_gqa, (q, k, v, out)
+    how = ((q_is_ragged(plan), pack), (kv_is_ragged(plan), 1), (kv_is_ragged(plan), 1), (plan.varlen, pack))
+    dtypes = (plan.dtype, plan.dtype, plan.dtype, plan.out_dtype)
     boxes = kernel.descriptors
-    found = [_map(x.data_ptr(), x.shape, x.stride(), *how, *boxes[i]) for i, (x, *how) in enumerate(tensors)]
-    tails = found
-    if kernel.has_tails:
-        tails = [_map(x.data_ptr(), x.shape, x.stride(), *how, *boxes[4 + i]) for i, (x, *how) in enumerate(tensors)]
+    make = lambda i, box: _map(dtypes[i], tensors[i].data_ptr(), tensors[i].shape, tensors[i].stride(), *how[i], *box)  # noqa: E731
+    found = [make(i, boxes[i]) for i in range(len(tensors))]
+    tails = [make(i, boxes[len(tensors) + i]) for i in range(len(tensors))] if kernel.has_tails else found
     return (*found, *tails)
+
+
+def q_is_ragged(plan: Plan) -> bool:
+    """Whether q's descriptor has two row dimensions, see ``kernels.common.copies``. Packed heads are read whatever their rows hold."""
+    return (plan.varlen or plan.seqused) and plan.pack_gqa == 1
+
+
+def kv_is_ragged(plan: Plan) -> bool:
+    return plan.varlen or plan.seqused or plan.page_size > 0
 
 
 @functools.lru_cache(maxsize=8192)
 def _map(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, ragged: bool, pack: int, swizzle: int, box: tuple[int, ...]
+    dtype: str, address: int, shape: tuple[int, ...], strides: tuple[int, ...], ragged: bool, pack: int, swizzle: int, box: tuple[int, ...]
 ) -> TensorMap:
     """A tensor's TMA descriptor, see ``kernels.common.copies`` and ``packing``; one object for an address, so that it is encoded once."""
-    *batch, rows, heads, columns = shape
-    *by_batch, by_row, by_head, _ = strides
     element = ELEMENT_BYTES[dtype]
-    dims = [(rows, by_row), (heads, by_head)] if pack == 1 else [(pack, by_head), (rows, by_row), (heads // pack, by_head * pack)]
-    if ragged:
-        dims.append((rows + 1, by_row))
-        address -= rows * by_row * element if rows > 1 else 16
-    dims += zip(batch, by_batch, strict=True)
-    sizes = tuple(size for size, _ in dims)
-    in_bytes = _bytes([stride for _, stride in dims], sizes, element)
-    if ragged:  # both row dimensions move alike, also where one of them has a single element
-        in_rows, in_end = (1, 3) if pack > 1 else (0, 2)
-        in_bytes = tuple(in_bytes[in_rows] if i == in_end else each for i, each in enumerate(in_bytes))
-    return TensorMap(dtype, address, (columns, *sizes), in_bytes, box[::-1], swizzle)
+    if ragged and pack == 1:
+        dims = _ragged_dims(shape, strides, element)
+    else:
+        *batch, rows, heads, _ = shape
+        *by_batch, by_row, by_head, _ = (stride * element for stride in strides)
+        dims = [(rows, by_row), (heads, by_head)] if pack == 1 else [(pack, by_head), (rows, by_row), (heads // pack, by_head * pack)]
+        dims += zip(batch, by_batch, strict=True)
+        if ragged:  # o of packed sequences, which is contiguous; see packing
+            dims.append((rows + 1, by_row))
+            address -= rows * by_row
+        else:  # the stride of a dimension of size 1 is never used and may be anything, but TMA wants multiples of 16
+            dims = [(size, stride if size > 1 else _ALIGN) for size, stride in dims]
+    return TensorMap(dtype, address, (shape[-1], *(size for size, _ in dims)), tuple(stride for _, stride in dims), box[::-1], swizzle)
 
 
-def _bytes(strides: Sequence[int], sizes: Sequence[int], element: int) -> tuple[int, ...]:
-    """Strides in bytes; that of a dimension of size 1 is never used and may be anything, but TMA wants multiples of 16."""
-    return tuple(stride * element if size > 1 else 16 for stride, size in zip(strides, sizes, strict=True))
+def _ragged_dims(shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> list[tuple[int, int]]:
+    """Sizes and strides in bytes from rows out: rows up to a sequence's end, heads, rows of the tensor, and what takes END rows back."""
+    *batch, rows, heads, _ = shape
+    by_head = strides[-2] * element if heads > 1 else _ALIGN
+    by_row = _row_stride(shape, strides) * element
+    last = (math.prod(batch) - 1) * pitch(shape, strides) + rows
+    return [(_END, by_row), (heads, by_head), (last + 1, by_row), (_END + 1, _WRAP - by_row)]
 
 
-def aligned(x: Tensor) -> Tensor:
-    """x as TMA can read it: unit last stride, everything else on 16 bytes; a copy where it is not so."""
-    return x if x.data_ptr() % 16 == 0 and _strides_fit(x.shape, x.stride(), x.element_size()) else _copy(x)
+def _row_stride(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from row to row; where each sequence has one row, from sequence to sequence, and of a single row nothing depends on it."""
+    *batch, rows, _, _ = shape
+    if rows > 1:
+        return strides[-3]
+    return strides[0] if batch and batch[0] > 1 else _ALIGN
+
+
+def pitch(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Rows from one sequence, or page, to the next in a tensor (batch, rows, heads, head_dim); 0 without a batch."""
+    by_row = _row_stride(shape, strides)
+    return strides[0] // by_row if len(shape) > 3 and shape[0] > 1 and by_row else 0
+
+
+def aligned(x: Tensor, *, ragged: bool = False) -> Tensor:
+    """x as TMA can read it: unit last stride, everything else on 16 bytes; for a ``ragged`` descriptor sequences also lie whole rows apart.
+    A copy where it is not so."""
+    return x if x.data_ptr() % _ALIGN == 0 and _strides_fit(x.shape, x.stride(), x.element_size(), ragged) else _copy(x)
 
 
 def _copy(x: Tensor) -> Tensor:
@@ -194,6 +220,17 @@ def _copy(x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8192)
-def _strides_fit(shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> bool:
+def _strides_fit(shape: tuple[int, ...], strides: tuple[int, ...], element: int, ragged: bool) -> bool:
     outer = zip(strides[:-1], shape[:-1], strict=True)
-    return strides[-1] == 1 and all(stride * element % 16 == 0 for stride, size in outer if size > 1)
+    fit = strides[-1] == 1 and all(stride * element % _ALIGN == 0 for stride, size in outer if size > 1)
+    return fit and (not ragged or _sequences_fit(shape, strides, element))
+
+
+def _sequences_fit(shape: tuple[int, ...], strides: tuple[int, ...], element: int) -> bool:
+    """Whether rows of all sequences can be counted in one dimension of TMA (coordinates are int32)."""
+    by_row = _row_stride(shape, strides)
+    if by_row * element >= _WRAP:
+        return False
+    if len(shape) < 4 or shape[0] == 1:
+        return True
+    return (strides[0] % by_row == 0 if by_row else strides[0] == 0) and (shape[0] - 1) * pitch(shape, strides) + shape[1] < _END

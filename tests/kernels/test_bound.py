@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -173,6 +175,56 @@ def test_fills_and_scratch_are_repeated(device: Device, monkeypatch: pytest.Monk
     first, second = device.launches
     assert first.pointer("starts") == second.pointer("starts") == call._constants[0].data_ptr()
     assert first.pointer("order") and second.pointer("order")
+
+
+def spaces() -> list[tuple[int, int]]:
+    """Address and size of this thread's spaces."""
+    kept = (space.memory for space in bound._spaces._known.values())
+    return [(memory.data_ptr(), memory.numel()) for memory in kept if memory is not None]
+
+
+def test_an_lse_that_nobody_gets_lies_in_the_space(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound, "_spaces", bound._Spaces())
+    small = dataclasses.replace(PROBLEMS["causal"], return_lse=False)
+    large = dataclasses.replace(small, seqlen_q=5000, seqlen_k=5000, total_q=0, total_k=0)
+    given = {p: inputs(p) for p in (small, large)}
+    calls = {p: backend.bind(p, backend.plan(p), x) for p, x in given.items()}
+    for p in (small, large, small):
+        out, _ = calls[p](in_order(given[p]))
+        ((start, size),) = spaces()
+        launched = device.launches[-1]
+        assert start <= launched.pointer("lse") and launched.pointer("lse") + 4 * p.batch * p.heads * p.seqlen_q <= start + size
+        assert launched.descriptors[-1][0] == out.data_ptr()
+
+
+def test_scratch_of_a_call_does_not_overlap(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound, "_spaces", bound._Spaces())
+    p = dataclasses.replace(PROBLEMS["varlen, causal"], return_lse=False)
+    x = inputs(p)
+    backend.bind(p, backend.plan(p), x)(in_order(x))
+    ((start, size),) = spaces()
+    sizes = {"lse": 4 * p.heads * p.total_q, "order": 4 * p.batch, "starts": 4 * (p.batch + 1)}
+    ends = sorted((device.launches[-1].pointer(name), device.launches[-1].pointer(name) + each) for name, each in sizes.items())
+    assert start <= ends[0][0] and ends[-1][1] <= start + size
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ends))
+
+
+def test_streams_and_threads_have_spaces_of_their_own(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound, "_spaces", bound._Spaces())
+    p = dataclasses.replace(PROBLEMS["causal"], return_lse=False)
+    x = inputs(p)
+
+    def run() -> None:
+        backend.bind(p, backend.plan(p), x)(in_order(x))
+
+    run()
+    device.stream = 77
+    run()
+    kept = dict(bound._spaces._known)
+    worker = threading.Thread(target=run)
+    worker.start()
+    worker.join()
+    assert len(kept) == 2 and len({launched.pointer("lse") for launched in device.launches}) == 3
 
 
 def test_one_tensor_twice(device: Device) -> None:

@@ -10,7 +10,7 @@ from problems import PROBLEMS, packed
 
 from tandem_attn.kernels import backend, extras
 from tandem_attn.kernels.compile import CODES, ENTRIES, compiled
-from tandem_attn.kernels.prepare import DESCRIPTORS, NUMBERS, POINTERS, LaunchDescription, aligned, prepare
+from tandem_attn.kernels.prepare import DESCRIPTORS, NUMBERS, POINTERS, LaunchDescription, aligned, pitch, prepare
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.masks import Full
 
@@ -38,7 +38,7 @@ def described(*, ragged: bool) -> LaunchDescription:
 
 def test_kernel_takes_what_is_described() -> None:
     launch = described(ragged=False)
-    assert launch.kernel.codes == CODES["*"] * len(launch.pointers) + "iiiiff" + "i" * 11
+    assert launch.kernel.codes == CODES["*"] * len(launch.pointers) + "iiiiff" + "i" * 12
     assert (len(launch.maps), len(launch.pointers), len(launch.numbers)) == (len(DESCRIPTORS), len(POINTERS), len(NUMBERS))
     assert len(launch.kernel.descriptors) == len(launch.maps)
 
@@ -51,10 +51,30 @@ def test_grid_is_bounded_by_the_chip() -> None:
 def test_descriptors_place_their_tensors(ragged: bool) -> None:
     first = described(ragged=ragged)
     for x, tensor in zip(first.maps, first.described, strict=True):
-        before = tensor.shape[-3] * tensor.stride(-3) * 2 if ragged else 0  # row 0 of a ragged tensor lies one tensor behind the origin
-        assert x.address == tensor.data_ptr() - before
-        assert x.sizes[0] == 128 and x.strides[0] == tensor.stride(-3) * 2
+        by_row = tensor.stride(-3) * 2
+        assert x.address == tensor.data_ptr()
+        assert x.sizes[0] == 128 and x.strides[0] == by_row
+        if ragged:  # END rows too far, which the outermost dimension takes back
+            assert x.sizes[1] * by_row + x.strides[-1] * (x.sizes[-1] - 1) == 2**64
         assert len(x.sizes) == len(x.box) == len(x.strides) + 1
+
+
+@pytest.mark.parametrize(("shape", "strides", "copied"), [
+    ((3, 20, 4, 64), (20 * 256, 256, 64, 1), False),
+    ((3, 20, 4, 64), (20 * 256, 64, 20 * 64, 1), False),  # heads before rows
+    ((3, 20, 4, 64), (0, 256, 64, 1), False),
+    ((3, 1, 4, 64), (256, 7, 64, 1), False),  # from row to row nothing moves
+    ((3, 20, 4, 64), (256, 3 * 256, 64, 1), True),  # rows before sequences: they are no whole rows of a sequence apart
+    ((3, 20, 4, 64), (256, 0, 64, 1), True),
+])  # fmt: skip
+def test_sequences_of_ragged_tensors_lie_whole_rows_apart(shape: tuple[int, ...], strides: tuple[int, ...], copied: bool) -> None:
+    memory = torch.arange(20 * 3 * 4 * 64, dtype=torch.float32).to(torch.bfloat16)
+    x = memory.as_strided(shape, strides)
+    found = aligned(x, ragged=True)
+    assert (found is not x) == copied and torch.equal(found, x)
+    by_row = found.stride(1) if shape[1] > 1 else found.stride(0)
+    assert pitch(found.shape, found.stride()) * by_row == found.stride(0)
+    assert aligned(x) is x
 
 
 def test_misplaced_tensors_are_copied() -> None:

@@ -46,7 +46,8 @@ class Box:
         self.empty = any(h <= lo for lo, h in zip(self.low, self.high, strict=True))
         self.full = self.low == [0] * len(box) and self.high == box
         element = (self.global_bytes, *tensor.strides)
-        self.start = tensor.address + sum((c + lo * k) * s for c, lo, k, s in zip(first, self.low, steps, element, strict=True))
+        offset = sum((c + lo * k) * s for c, lo, k, s in zip(first, self.low, steps, element, strict=True))
+        self.start = (tensor.address + offset) % 2**64  # Triton's ragged descriptors rest on it, and an H200 executes them
         self.strides = tuple(s * k for s, k in zip(element, steps, strict=True))
         self.word = np.dtype(_WORDS[self.global_bytes])
 
@@ -89,6 +90,8 @@ class Box:
         if self.full:
             tile = np.ascontiguousarray(self.view())
         else:
+            if self.empty:
+                self._touch_base()
             tile = self._filled()
             if not self.empty:
                 tile[self.inside()] = self.view()
@@ -104,6 +107,14 @@ class Box:
             wide[:, : self.global_bytes] = raw.reshape(-1, self.global_bytes)
             raw = wide.reshape(-1)
         return raw
+
+    def _touch_base(self) -> None:
+        """A load that is out of bounds as a whole still touches the descriptor's base: an H200 faults where nothing is mapped there."""
+        try:
+            self.memory.bytes_at(self.tensor.address, self.global_bytes)
+        except Fault as fault:
+            words = f"a box wholly out of bounds, of a descriptor whose base address {self.tensor.address:#x} lies in no tensor"
+            raise Fault("out-of-bounds", words) from fault
 
     def _filled(self) -> Array:
         if not self.tensor.nan_fill:

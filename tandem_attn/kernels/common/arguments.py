@@ -36,8 +36,9 @@ class Args:
     softcap: gl.tensor
     seqlen_q: gl.tensor  # of padded tensors
     seqlen_k: gl.tensor
-    limit_q: gl.tensor  # see copies
-    limit_k: gl.tensor
+    pitch_q: gl.tensor  # see copies
+    pitch_k: gl.tensor
+    pitch_v: gl.tensor
     batch: gl.tensor
     heads: gl.tensor
     heads_per_kv: gl.tensor

@@ -1,15 +1,19 @@
 """Copies between global and shared memory: sequences, their TMA coordinates, and tiles cut into chunks of head_dim.
 
 A descriptor names a tensor (batch, heads, rows, head_dim). Where the rows in use are known only on the device, it has two row dimensions
-of the same stride and a base that lies ``limit`` rows before the tensor's: row r of a sequence that starts at row ``start`` and uses
-``used`` rows has the coordinates (start + used, limit - used + r), and with ``limit`` as the size of the second, r = used is out of
-bounds. TMA then reads zeros beyond the rows in use, whatever lies there, and writes nothing there.
+of the same stride. Row r of a sequence that starts at row ``start`` of the tensor and uses ``used`` rows has the coordinates
+(start + used, END - used + r), and with ``END`` as the size of the second, r = used is out of bounds. TMA then reads zeros beyond the rows
+in use, whatever lies there, and writes nothing there. That is END rows too far; an outermost dimension of stride 2^34 - (a row), always at
+coordinate END = 2^30, takes them back, since addresses are computed modulo 2^64. (A base END rows before the tensor would do so as well,
+but a box that is out of bounds as a whole touches the base, and on an H200 that is an illegal access where nothing is mapped.)
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.core import _aggregate as aggregate
+
+END = gl.constexpr(1 << 30)
 
 
 @aggregate
@@ -18,7 +22,7 @@ class Rows:
 
     start: gl.tensor  # in packed tensors or in a cache, else 0
     used: gl.tensor
-    limit: gl.tensor
+    pitch: gl.tensor  # rows from one sequence, or page, to the next in a tensor of several
 
 
 @aggregate
@@ -26,6 +30,7 @@ class Sequence:
     batch: gl.tensor
     q: Rows
     k: Rows
+    v: Rows  # as k, but for the pitch
 
 
 @gluon.jit
@@ -49,7 +54,7 @@ def sequence(plan: gl.constexpr, args, batch):
     if plan.leftpad:
         k_start = gl.load(args.pages[4] + batch)
         used_k = gl.maximum(used_k - k_start, 0)
-    return Sequence(batch, Rows(q_start, used_q, args.limit_q), Rows(k_start, used_k, args.limit_k))
+    return Sequence(batch, Rows(q_start, used_q, args.pitch_q), Rows(k_start, used_k, args.pitch_k), Rows(k_start, used_k, args.pitch_v))
 
 
 @gluon.jit
@@ -81,8 +86,8 @@ def store_tile(plan: gl.constexpr, desc, tail, chunks: gl.constexpr, batch, rows
 @gluon.jit
 def _coords(plan: gl.constexpr, batch, rows, head, row, column: gl.constexpr):
     if plan.varlen:
-        return [rows.start + rows.used, head, rows.limit - rows.used + row, column]
+        return [END, rows.start + rows.used, head, END - rows.used + row, column]
     elif plan.seqused:
-        return [batch, rows.used, head, rows.limit - rows.used + row, column]
+        return [END, batch * rows.pitch + rows.used, head, END - rows.used + row, column]
     else:
         return [batch, head, row, column]

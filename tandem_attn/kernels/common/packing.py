@@ -92,9 +92,10 @@ def store_outputs(plan: gl.constexpr, args, seq, group, row, slot, slot_tail):
         store_tile(plan, args.o, args.o_tail, chunks, seq.batch, seq.q, group, row, slot, slot_tail)
     else:
         query = row // plan.pack_rows
-        tma.async_store(args.o, _o_coords(plan, seq, group, query, 0), slot)
-        if len(chunks) > 1:
-            tma.async_store(args.o_tail, _o_coords(plan, seq, group, query, chunks[0]), slot_tail)
+        if not plan.varlen or query < seq.q.used:  # see _o_coords
+            tma.async_store(args.o, _o_coords(plan, args, seq, group, query, 0), slot)
+            if len(chunks) > 1:
+                tma.async_store(args.o_tail, _o_coords(plan, args, seq, group, query, chunks[0]), slot_tail)
 
 
 @gluon.jit
@@ -106,9 +107,11 @@ def _q_coords(plan: gl.constexpr, seq, group, query, column: gl.constexpr):
 
 
 @gluon.jit
-def _o_coords(plan: gl.constexpr, seq, group, query, column: gl.constexpr):
-    """Of packed sequences with the two row dimensions of ``copies``: nothing is written beyond the rows in use."""
+def _o_coords(plan: gl.constexpr, args, seq, group, query, column: gl.constexpr):
+    """Of packed sequences with the two row dimensions of ``copies``: nothing is written beyond the rows in use.
+
+    A sixth dimension there is not; the base lies all rows of the tensor before it, so no box may be out of bounds as a whole."""
     if plan.varlen:
-        return [seq.q.start + seq.q.used, group, seq.q.limit - seq.q.used + query, 0, column]
+        return [seq.q.start + seq.q.used, group, args.lse_stride - seq.q.used + query, 0, column]
     else:
         return [seq.batch, group, query, 0, column]

@@ -9,26 +9,26 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from tandem_attn.kernels.common.copies import load_tile
+from tandem_attn.kernels.common.copies import END, load_tile
 
 AT_ONCE = gl.constexpr(8)  # places looked up before the first of their copies is issued
 
 
 @gluon.jit
-def load_keys(plan: gl.constexpr, args, desc, tail, chunks: gl.constexpr, seq, head, key, out):
-    """Keys or values from ``key`` on into the next slot of channel end ``out``; returns the channel end behind it."""
+def load_keys(plan: gl.constexpr, args, desc, tail, chunks: gl.constexpr, batch, rows, head, key, out):
+    """A sequence's keys or values from ``key`` on into the next slot of channel end ``out``; returns the channel end behind it."""
     if plan.page_size == 0:
-        return load_tile(plan, desc, tail, chunks, seq.batch, seq.k, head, key, out)
+        return load_tile(plan, desc, tail, chunks, batch, rows, head, key, out)
     else:
         copies: gl.constexpr = plan.tile_n // plan.page_rows
         if len(chunks) == 1:
             out.acquire(desc.nbytes_per_cta * copies * panels(plan, chunks[0]))
-            _load_chunk(plan, args, desc, seq, head, key, chunks[0], 0, out.ready(), out.slot())
+            _load_chunk(plan, args, desc, batch, rows, head, key, chunks[0], 0, out.ready(), out.slot())
         else:
             nbytes: gl.constexpr = desc.nbytes_per_cta * panels(plan, chunks[0]) + tail.nbytes_per_cta * panels(plan, chunks[1])
             out.acquire(nbytes * copies)
-            _load_chunk(plan, args, desc, seq, head, key, chunks[0], 0, out.ready(), out.slot())
-            _load_chunk(plan, args, tail, seq, head, key, chunks[1], chunks[0], out.ready(), out.tail())
+            _load_chunk(plan, args, desc, batch, rows, head, key, chunks[0], 0, out.ready(), out.slot())
+            _load_chunk(plan, args, tail, batch, rows, head, key, chunks[1], chunks[0], out.ready(), out.tail())
         return out.next()
 
 
@@ -39,12 +39,12 @@ def panels(plan, columns):
 
 
 @gluon.jit
-def _load_chunk(plan: gl.constexpr, args, desc, seq, head, key, columns: gl.constexpr, first: gl.constexpr, barrier, slot):
+def _load_chunk(plan: gl.constexpr, args, desc, batch, rows, head, key, columns: gl.constexpr, first: gl.constexpr, barrier, slot):
     """Columns ``[first, first + columns)`` of a tile."""
     copies: gl.constexpr = plan.tile_n // plan.page_rows
     if copies == 1:
-        page, used, row = place(args, seq, key)
-        tma.async_load(desc, [page, used, head, seq.k.limit - used + row, first], barrier, slot)
+        page, used, row = place(args, batch, rows, key)
+        tma.async_load(desc, [END, page * rows.pitch + used, head, END - used + row, first], barrier, slot)
     else:
         # To the compiler a piece is a tile of its own. Pieces are whole repetitions of the swizzle's pattern, so they read as one tile.
         count: gl.constexpr = panels(plan, columns)
@@ -53,29 +53,29 @@ def _load_chunk(plan: gl.constexpr, args, desc, seq, head, key, columns: gl.cons
         pieces = slot.reinterpret(shape=[count * copies, plan.page_rows, width], layout=layout)
         at_once: gl.constexpr = min(copies, AT_ONCE)
         for start in range(0, copies, at_once):
-            places = _places(plan, args, seq, key, start, at_once)
+            places = _places(plan, args, batch, rows, key, start, at_once)
             for i in gl.static_range(at_once):
                 page, used, row = places[i]
                 for panel in gl.static_range(count):
-                    coords = [page, used, head, seq.k.limit - used + row, first + panel * width]
+                    coords = [END, page * rows.pitch + used, head, END - used + row, first + panel * width]
                     tma.async_load(desc, coords, barrier, pieces.index(panel * copies + start + i))
 
 
 @gluon.jit
-def _places(plan: gl.constexpr, args, seq, key, start, count: gl.constexpr):
-    places = (place(args, seq, key + start * plan.page_rows),)
+def _places(plan: gl.constexpr, args, batch, rows, key, start, count: gl.constexpr):
+    places = (place(args, batch, rows, key + start * plan.page_rows),)
     for i in gl.static_range(1, count):
-        places = places + (place(args, seq, key + (start + i) * plan.page_rows),)
+        places = places + (place(args, batch, rows, key + (start + i) * plan.page_rows),)
     return places
 
 
 @gluon.jit
-def place(args, seq, key):
+def place(args, batch, rows, key):
     """Page and row of a key, and the page's rows in use by the sequence; none behind its last key."""
     table, by_sequence, columns, page_size = args.pages[0], args.pages[1], args.pages[2], args.pages[3]
-    at = seq.k.start + key
+    at = rows.start + key
     column = at // page_size
     row = at - column * page_size
-    used = gl.minimum(gl.maximum(seq.k.start + seq.k.used - column * page_size, 0), page_size)
-    page = gl.load(table + seq.batch * by_sequence + gl.minimum(column, columns - 1))
+    used = gl.minimum(gl.maximum(rows.start + rows.used - column * page_size, 0), page_size)
+    page = gl.load(table + batch * by_sequence + gl.minimum(column, columns - 1))
     return page, used, row

@@ -22,7 +22,7 @@ def forward(
     q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail,
     lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
     scalar0, scalar1, scalar2, scalar3, scale_log2, softcap,
-    seqlen_q, seqlen_k, limit_q, limit_k, batch, heads, heads_per_kv, blocks, section, num_tiles, lse_stride,
+    seqlen_q, seqlen_k, pitch_q, pitch_k, pitch_v, batch, heads, heads_per_kv, blocks, section, num_tiles, lse_stride,
     bounds, mask_data, bias_data, pages, parts, descales,
     plan: gl.constexpr, plain: gl.constexpr,
 ):  # fmt: skip
@@ -31,7 +31,7 @@ def forward(
     args = Args(
         q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail,
         lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
-        scalars, scale_log2, softcap, seqlen_q, seqlen_k, limit_q, limit_k, batch, heads, heads_per_kv, blocks, section, num_tiles,
+        scalars, scale_log2, softcap, seqlen_q, seqlen_k, pitch_q, pitch_k, pitch_v, batch, heads, heads_per_kv, blocks, section, num_tiles,
         lse_stride, mask_data, bias_data, pages, parts, descales,
     )  # fmt: skip
     pipe = make_pipeline(plan, q_desc.dtype, o_desc.dtype, plain)

@@ -29,14 +29,14 @@ def load(plan: gl.constexpr, args, pipe):
         head_kv = packing.head_kv(plan, args, work.head)
         q_out = packing.load_queries(plan, args, seq, work.head, work.row, q_out)
         key = (work.visit.stop - 1) * plan.tile_n
-        kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq, head_kv, key, kv_out.k))
+        kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
         if plan.q_stages == 2:
             q_out = packing.load_queries(plan, args, seq, work.head, work.row + memory.rows(plan), q_out)
         for _ in range(work.visit.start, work.visit.stop - 1):
-            kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq, head_kv, key, kv_out.v))
+            kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq.batch, seq.v, head_kv, key, kv_out.v))
             key -= plan.tile_n
-            kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq, head_kv, key, kv_out.k))
-        kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq, head_kv, key, kv_out.v))
+            kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
+        kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq.batch, seq.v, head_kv, key, kv_out.v))
         tile, handout = take(plan, handout, asked)
         at = coords_of(plan, args, tile, num_tiles)
         tiles_out = send_tile(tiles_out, at)

@@ -75,13 +75,15 @@ def producer(plan: gl.constexpr, args, q, kv_out, o, tiles):  # noqa: ARG001
         for i in gl.static_range(consumers):
             q_out = packing.load_queries(plan, args, seq, work.head, work.row + i * plan.tile_m, q_out)
         key = (work.visit.stop - 1) * plan.tile_n
-        kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq, head_kv, key, kv_out.k))
+        kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
         for _ in range(work.visit.start, work.visit.stop - 1):
             before = key - plan.tile_n
-            kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq, head_kv, before, kv_out.k))
-            kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq, head_kv, key, kv_out.v))
+            kv_out = kv_out.after_k(
+                paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, before, kv_out.k)
+            )
+            kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq.batch, seq.v, head_kv, key, kv_out.v))
             key = before
-        kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq, head_kv, key, kv_out.v))
+        kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq.batch, seq.v, head_kv, key, kv_out.v))
         at = following
 
 
@@ -394,7 +396,7 @@ def forward(
     q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail,
     lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
     scalar0, scalar1, scalar2, scalar3, scale_log2, softcap,
-    seqlen_q, seqlen_k, limit_q, limit_k, batch, heads, heads_per_kv, blocks, section, num_tiles, lse_stride,
+    seqlen_q, seqlen_k, pitch_q, pitch_k, pitch_v, batch, heads, heads_per_kv, blocks, section, num_tiles, lse_stride,
     bounds, mask_data, bias_data, pages, parts, descales,
     plan: gl.constexpr, plain: gl.constexpr,
 ):  # fmt: skip
@@ -403,7 +405,7 @@ def forward(
     args = Args(
         q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail,
         lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
-        scalars, scale_log2, softcap, seqlen_q, seqlen_k, limit_q, limit_k, batch, heads, heads_per_kv, blocks, section, num_tiles,
+        scalars, scale_log2, softcap, seqlen_q, seqlen_k, pitch_q, pitch_k, pitch_v, batch, heads, heads_per_kv, blocks, section, num_tiles,
         lse_stride, mask_data, bias_data, pages, parts, descales,
     )  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
