@@ -170,6 +170,7 @@ FEATURES: dict[str, Callable[[], Feature]] = {
     "heads packed, masks": _packed_heads_masked,
     "heads packed, head_dim 96": lambda: padded(seqlen_q=5, heads=8, heads_kv=2, head_dim=96, mask=Causal()),
     "heads packed, packed lengths": lambda: packed(*FEW, heads=8, heads_kv=2, mask=Causal()),
+    "heads packed, sequences of one query tile": lambda: packed((40, 67, 50), (40, 67, 90), heads=4, heads_kv=2, mask=Causal()),
     "splits, sink": _split_sink,
     "splits, more than blocks": lambda: padded(
         seqlen_q=70, seqlen_k=150, heads=8, heads_kv=2, head_dim=96, mask=Window(20, 10), plan={"num_splits": 5}

@@ -10,61 +10,19 @@ from dataclasses import replace
 import pytest
 import torch
 from accuracy import assert_accurate
-from emulation import assert_right, packed, planned, problem, random_inputs, run
+from emulation import assert_right, planned, random_inputs, run
 from features import FEATURES, Feature, make
+from float8 import CAUSAL, PAIRS, PROBLEMS, small
 
+from tandem_attn import attention_kvcache, attention_varlen
 from tandem_attn.kernels import backend, emulated
+from tandem_attn.reference.compare import EXP2_ERROR
 from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.inputs import Inputs
-from tandem_attn.spec.masks import TOP_LEFT, Causal, Full, Mask, Window
 from tandem_attn.spec.plan import FORWARD, Launch, Plan, Schedule, ScheduleKind
 from tandem_attn.spec.problem import FLOAT8, Problem
 
 STATIC = Schedule(ScheduleKind.NAIVE, Launch.STATIC)
-CAUSAL = Causal()
-
-
-def _problem(seqlen_q: int = 300, seqlen_k: int = 0, **other: object) -> Problem:
-    return problem(seqlen_q, seqlen_k, **{"dtype": "float8_e4m3fn", "descale": True, **other})
-
-
-def _packed(mask: Mask, **other: object) -> Problem:
-    return packed(mask, dtype="float8_e4m3fn", descale=True, **other)
-
-
-PROBLEMS: dict[str, Problem] = {
-    "full": _problem(),
-    "no descales": _problem(descale=False),
-    "one row": _problem(1),
-    "causal, sequences and heads": _problem(150, batch=2, heads=4, heads_kv=2, mask=CAUSAL),
-    "causal, rows without keys": _problem(400, 150, mask=CAUSAL),
-    "causal, top left": _problem(300, 400, mask=Causal(TOP_LEFT)),
-    "window": _problem(500, mask=Window(100, 30)),
-    "window, none seen": _problem(300, 200, mask=Window(-400, 500)),
-    "softcap": _problem(200, softcap=15.0, mask=CAUSAL),
-    "sink": _problem(200, sink=True, mask=CAUSAL),
-    "sink, rows without keys": _problem(300, 100, sink=True, mask=CAUSAL),
-    "alibi, causal, softcap, sink": _problem(200, 300, alibi=True, softcap=20.0, sink=True, mask=CAUSAL, heads=2),
-    "scale below zero": _problem(200, scale=-0.1, mask=CAUSAL),
-    "seqused, causal": _problem(300, 400, batch=4, seqused=True, mask=CAUSAL),
-    "varlen": _packed(Full()),
-    "varlen, causal": _packed(CAUSAL),
-    "varlen, window, head_dim 64": _packed(Window(50, 10), head_dim=64),
-    "varlen, sink, seqused": _packed(CAUSAL, sink=True, seqused=True),
-    **{f"head_dim {d}": _problem(330, head_dim=d, mask=CAUSAL) for d in (16, 48, 64, 80, 96, 160, 192, 256)},
-    "head_dim 192 and 128": _problem(330, head_dim=192, head_dim_v=128, mask=CAUSAL),
-    "head_dim 64 and 256": _problem(head_dim=64, head_dim_v=256),
-}
-PAIRS: dict[str, Problem] = {
-    "pair": _problem(600),
-    "pair, causal, heads": _problem(520, heads=4, heads_kv=2, mask=CAUSAL),
-    "pair, window": _problem(600, mask=Window(100, 30)),
-    "pair, softcap, sink": _problem(520, softcap=10.0, sink=True, heads=2),
-    **{f"pair, head_dim {d}": _problem(520, head_dim=d) for d in (48, 64, 96)},  # tails of V of 16 columns a CTA at 96
-    "pair, head_dim 192 and 128": _problem(520, head_dim=192, head_dim_v=128),
-    "pair, head_dim 192": _problem(520, head_dim=192),
-    "pair, head_dim 256": _problem(300, head_dim=256),
-}
 # What make test has time for: both types, a pair, heads and sequences with descales of their own, ragged rows, changed scores.
 QUICK = (
     ("causal, sequences and heads", "float8_e4m3fn"),
@@ -130,14 +88,14 @@ TECHNIQUES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_techniques(name: str, cta_group: int) -> None:
     """Logits are spread so that maxima grow in some blocks and not in others."""
-    p = _problem(300, 420, mask=CAUSAL)
+    p = small(300, 420, mask=CAUSAL)
     _check(p, planned(p, **{"cta_group": cta_group, "schedule": STATIC, **TECHNIQUES[name]}), spread=4.0, checks="all")
 
 
 @pytest.mark.judge
 @pytest.mark.parametrize("cta_group", [1, 2])
 def test_gluons_own_synchronisation(cta_group: int) -> None:
-    p = _problem(300, 420, mask=CAUSAL)
+    p = small(300, 420, mask=CAUSAL)
     _check(p, planned(p, cta_group=cta_group, schedule=STATIC), checks="all", plain=True)
 
 
@@ -147,7 +105,7 @@ def test_p_does_not_saturate(dtype: str) -> None:
 
     V is 1 in one column and the sign of odd keys in another; a weight cut to the largest number would show in the first.
     """
-    p = _problem(128, 512, head_dim=64, dtype=dtype, descale=False, scale=1.0)
+    p = small(128, 512, head_dim=64, dtype=dtype, descale=False, scale=1.0)
     element = getattr(torch, dtype)
     q, k, v = torch.zeros(1, 128, 1, 64), torch.zeros(1, 512, 1, 64), torch.zeros(1, 512, 1, 64)
     q[..., 0], k[..., 0] = 1.0, torch.repeat_interleave(torch.tensor([6.0, 4.0, 2.0, 0.0]), 128)[None, :, None]
@@ -183,6 +141,24 @@ def _check_feature(name: str, dtype: str, checks: str) -> None:
 @pytest.mark.parametrize("name", ["heads packed, packed lengths", "pages of 64, splits"])
 def test_features(name: str) -> None:
     _check_feature(name, "float8_e4m3fn", "default")
+
+
+def test_public_functions() -> None:
+    """Packed sequences and a paged cache through the functions that users call, by the name of the backend."""
+    generator = torch.Generator().manual_seed(0)
+    make_8 = lambda *shape: torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)  # noqa: E731
+    descales = {f"{name}_descale": torch.rand(2, 2, generator=generator) + 0.5 for name in "qkv"}
+    cu = torch.tensor([0, 40, 107], dtype=torch.int32)
+    table = torch.tensor([[3, 0, 4], [1, 3, 2]], dtype=torch.int32)
+    used = torch.tensor([43, 30], dtype=torch.int32)
+    varlen = (make_8(107, 4, 64), make_8(107, 2, 64), make_8(107, 2, 64), cu, cu)
+    cache = (make_8(2, 3, 4, 64), make_8(5, 16, 2, 64), make_8(5, 16, 2, 64), used)
+    for function, arguments, more in ((attention_varlen, varlen, {}), (attention_kvcache, cache, {"page_table": table})):
+        out, lse = function(*arguments, causal=True, return_lse=True, backend="emulator:sm_100a", **descales, **more)
+        want, want_lse = function(*arguments, causal=True, return_lse=True, backend="reference", **descales, **more)
+        assert out.dtype == want.dtype == torch.bfloat16
+        assert (out.double() - want.double()).norm() <= 2.0**-8 * want.double().norm()
+        assert (lse - want_lse).abs().max() <= EXP2_ERROR
 
 
 @pytest.mark.judge

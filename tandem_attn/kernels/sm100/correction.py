@@ -133,7 +133,7 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
     tile, factor = _receive(tile, lane_row)
     slot = pipe.o.slots.index(index)
     tail = pipe.o.tails.index(index)
-    tma.store_wait((plan.q_stages - 1) * len(plan.head_dim_v_chunks))  # what this tile's buffers held is stored
+    tma.store_wait(_stores_since(plan))  # what this tile's buffers held is stored
     gl.barrier()
     tile.o_ready.wait()
     ptx.tmem_after()
@@ -149,6 +149,12 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
         gl.barrier()
         pipe.q.lane(index).receiver().release()
     return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next())
+
+
+@gluon.constexpr_function
+def _stores_since(plan):
+    """Stores issued since this tile's last: those of the other query tile. Of packed heads in packed sequences they may be left out."""
+    return 0 if plan.varlen and plan.pack_gqa > 1 else (plan.q_stages - 1) * len(plan.head_dim_v_chunks)
 
 
 @gluon.jit
