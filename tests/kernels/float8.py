@@ -34,6 +34,7 @@ PROBLEMS: dict[str, Problem] = {
     "sink": small(200, sink=True, mask=CAUSAL),
     "sink, rows without keys": small(300, 100, sink=True, mask=CAUSAL),
     "alibi, causal, softcap, sink": small(200, 300, alibi=True, softcap=20.0, sink=True, mask=CAUSAL, heads=2),
+    "large logits": small(200, scale=1e3, mask=CAUSAL),
     "scale below zero": small(200, scale=-0.1, mask=CAUSAL),
     "seqused, causal": small(300, 400, batch=4, seqused=True, mask=CAUSAL),
     "varlen": packed_8(Full()),
