@@ -1,9 +1,10 @@
 """Delete or weaken every wait, fence, barrier, arrival and commit of the test kernels, and count what the emulator notices.
 
-    python -m tools.mutation [--subject NAME ...] [--json FILE] [--clean RUNS] [--list]
+    python -m tools.mutation [--subject NAME ...] [--part K/N] [--json FILE] [--clean RUNS] [--list]
 
 from the repository's root. Every mutant runs under the schedules at-issue, latest and random (two seeds) with all checks, until one shows
 something. A mutant that nothing shows is *equivalent* when tests/emulator/mutation/equivalence.py has an argument, else *missed*.
+--part K/N takes every Nth mutant from the Kth on: parts 1/N to N/N are the whole, and each is drawn at even distances.
 --clean runs the originals that often in all, over random schedules, and counts false alarms. Exit code 1 below the 95 % or at an alarm.
 """
 
@@ -12,6 +13,7 @@ import json
 import sys
 import time
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,15 @@ TARGET = 0.95
 COLUMNS = ("race", "state", "deadlock", "numbers", "hang", "equivalent", "missed")
 
 
-def examine(kernel: Kernel) -> list[dict[str, Any]]:
-    """Every mutant of a kernel with what became of it."""
+Part = tuple[int, int]  # the Kth of N
+
+
+def examine(kernel: Kernel, part: Part = (1, 1)) -> list[dict[str, Any]]:
+    """The mutants of a part of a kernel's with what became of each."""
     subject = kernel.make()
     log = log_of(subject)
     found = []
-    for mutant in mutants(text_of(subject.kernel)):
+    for mutant in islice(mutants(text_of(subject.kernel)), part[0] - 1, None, part[1]):
         outcome = judge(kernel.make, mutant.ptx, kernel.checks)
         why = "" if outcome.how else reason(mutant, log)
         verdict = outcome.how or ("equivalent" if why else "missed")
@@ -69,9 +74,17 @@ def share(rows: list[dict[str, Any]]) -> float:
     return 1 - sum(r["verdict"] == "missed" for r in real) / len(real) if real else 1.0
 
 
+def _part(text: str) -> Part:
+    numbers = [int(number) if number.isdigit() else 0 for number in text.split("/")]
+    if len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with 1 <= K <= N")
+    return numbers[0], numbers[1]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subject", action="append", choices=list(KERNELS), help="only this kernel (may be repeated)")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="every Nth mutant from the Kth on")
     parser.add_argument("--json", type=Path, help="write every mutant with its verdict there")
     parser.add_argument("--clean", type=int, default=0, metavar="RUNS", help="runs of the originals to look for false alarms in")
     parser.add_argument("--list", action="store_true", help="name the kernels and stop")
@@ -83,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     results: list[dict[str, Any]] = []
     for kernel in kernels:
         began = time.perf_counter()
-        rows = examine(kernel)
+        rows = examine(kernel, options.part)
         results += rows
         print(f"{kernel.name}: {len(rows)} mutants, {share(rows):.1%} caught, {time.perf_counter() - began:.0f} s", flush=True)
         for row in rows:
