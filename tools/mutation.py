@@ -17,9 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tests.emulator.mutation.equivalence import log_of, reason
+from tests.emulator.mutation.equivalence import Log, log_of, reason
 from tests.emulator.mutation.kernels import KERNELS, Kernel
-from tests.emulator.mutation.mutants import mutants
+from tests.emulator.mutation.mutants import Mutant, mutants
 from tests.emulator.mutation.trial import attempt, judge, text_of
 
 TARGET = 0.95
@@ -31,12 +31,14 @@ Part = tuple[int, int]  # the Kth of N
 
 def examine(kernel: Kernel, part: Part = (1, 1)) -> list[dict[str, Any]]:
     """The mutants of a part of a kernel's with what became of each."""
-    subject = kernel.make()
-    log = log_of(subject)
+    subjects = [launch() for launch in kernel.launches]
+    text = text_of(subjects[0].kernel)
+    assert all(text_of(subject.kernel) == text for subject in subjects), f"{kernel.name}: its launches are of different kernels"
+    logs = [log_of(subject) for subject in subjects]
     found = []
-    for mutant in islice(mutants(text_of(subject.kernel)), part[0] - 1, None, part[1]):
-        outcome = judge(kernel.make, mutant.ptx, kernel.checks)
-        why = "" if outcome.how else reason(mutant, log)
+    for mutant in islice(mutants(text), part[0] - 1, None, part[1]):
+        outcome = judge(kernel.make, mutant.ptx, kernel.checks, kernel.others)
+        why = "" if outcome.how else reason_in_all(mutant, logs)
         verdict = outcome.how or ("equivalent" if why else "missed")
         found.append(
             {"kernel": kernel.name, "line": mutant.line, "what": mutant.what, "instruction": mutant.before, "verdict": verdict,
@@ -45,13 +47,20 @@ def examine(kernel: Kernel, part: Part = (1, 1)) -> list[dict[str, Any]]:
     return found
 
 
+def reason_in_all(mutant: Mutant, logs: list[Log]) -> str:
+    """Why the mutant is equivalent in every launch, or ""."""
+    reasons = [reason(mutant, log) for log in logs]
+    return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
+
+
 def clean_runs(kernels: list[Kernel], count: int) -> list[str]:
     """False alarms in `count` runs of the originals, spread over the kernels and seeds."""
     alarms = []
     for i in range(count):
         kernel = kernels[i % len(kernels)]
+        make = kernel.launches[i // len(kernels) % len(kernel.launches)]
         schedule = ("random", "random", "latest", "at-issue")[i // len(kernels) % 4]
-        outcome = attempt(kernel.make, None, schedule, i, kernel.checks)
+        outcome = attempt(make, None, schedule, i, kernel.checks)
         if outcome.how:
             alarms.append(f"{kernel.name}, {schedule} {i}: {outcome.how}: {outcome.detail}")
     return alarms
