@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.emulator.mutation.equivalence import Log, log_of, reason
 from tests.emulator.mutation.kernels import KERNELS, Kernel
-from tests.emulator.mutation.mutants import Mutant, mutants
+from tests.emulator.mutation.mutants import Mutant, mutants, source_of
 from tests.emulator.mutation.trial import attempt, judge, text_of
 
 TARGET = 0.95
@@ -38,7 +38,7 @@ def examine(kernel: Kernel, part: Part = (1, 1)) -> list[dict[str, Any]]:
     found = []
     for mutant in islice(mutants(text), part[0] - 1, None, part[1]):
         outcome = judge(kernel.make, mutant.ptx, kernel.checks, kernel.others)
-        why = "" if outcome.how else reason_in_all(mutant, logs)
+        why = "" if outcome.how else reason_in_all(mutant, logs) or by_hand(kernel, mutant, text)
         verdict = outcome.how or ("equivalent" if why else "missed")
         found.append(
             {"kernel": kernel.name, "line": mutant.line, "what": mutant.what, "instruction": mutant.before, "verdict": verdict,
@@ -51,6 +51,13 @@ def reason_in_all(mutant: Mutant, logs: list[Log]) -> str:
     """Why the mutant is equivalent in every launch, or ""."""
     reasons = [reason(mutant, log) for log in logs]
     return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
+
+
+def by_hand(kernel: Kernel, mutant: Mutant, text: str) -> str:
+    """Why the mutant is equivalent, by an argument given with the kernel, or ""."""
+    source = source_of(text, mutant.line)
+    held = (a for a in kernel.argued if a.what == mutant.what and all(any(part in place for place in source) for part in a.texts))
+    return next((f"by hand: {argued.why}" for argued in held), "")
 
 
 def clean_runs(kernels: list[Kernel], count: int) -> list[str]:

@@ -56,7 +56,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     smem.add("arguments", _DISPATCH_BYTES)
     if tile_n > _NARROW and (problem.bias or reads_elements(base["mask"])):
         return None
-    fields = point | {"page_rows": page_rows(problem, tile_n)}
+    fields = point | {"page_rows": page_rows(problem, tile_n, pair)}
     technique = {"exp2": _exp2(problem, arch), "rescale_rows": 32, "p_parts": p_parts(tile_n, e)}
     tmem = _forward_tmem(q_stages, tile_n, dv, e)
     return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(q_stages), "smem": smem.regions, "tmem": tmem})

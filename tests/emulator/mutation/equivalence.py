@@ -11,6 +11,7 @@
    what anybody has waited for in the first, every order that matters is also made by a neighbour. Neighbours are barriers at which all
    of these threads arrive *and wait*; all threads of the barrier come to it by the deleted instruction, so that none is left waiting.
    bar.warp.sync also makes a warp converge, as `.aligned` instructions need: it must not have diverged since the predecessor.
+   An arrival conflicts with what makes or invalidates its mbarrier alone, and with nothing behind it where the mbarrier is made once.
    tcgen05.fence publishes no access of a thread: it orders tcgen05 operations, each of which is the warp's as a whole.
 4. A wait at the cluster barrier whose threads do nothing before they wait at a barrier of the CTA that includes threads which have waited
    at the cluster barrier: what those acquired is before the barrier of the CTA, and so before all behind it (causality order).
@@ -25,7 +26,7 @@
    waits and issues under a predicate that is false).
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -86,6 +87,7 @@ class Log:
         self.used: set[Any] = set()  # mbarriers that anybody arrives at or waits for
         self.taught: set[Any] = set()  # the mbarriers of such waits
         self.made: dict[int, set[Any]] = defaultdict(set)  # mbarriers, by the line that initialises them
+        self.places: Counter[tuple[Any, int]] = Counter()  # (place, first byte) of mbarriers: how often they are made or invalidated
         self.phases: dict[int, set[int]] = defaultdict(set)  # of the mbarrier waits, by line
         self.waited: dict[Any, set[tuple[int, int]]] = defaultdict(set)  # warps that waited, by cluster barrier and phase
         self.waits: dict[int, list[tuple[tuple[int, int], int, Any]]] = defaultdict(list)  # by line: warp, number of its part, barrier
@@ -135,6 +137,7 @@ class Log:
                 self.tensor.add(warp)
         elif isinstance(event, BarrierInit):
             self.made[event.site.ptx_line].add(event.barrier)
+            self.places[("mbarrier", event.barrier.cta), event.barrier.key] += 1
             thread = (*warp, (event.lanes & -event.lanes).bit_length() - 1)
             part.touches.append((thread, ("mbarrier", event.barrier.cta), event.barrier.key, event.barrier.key + 8, True))
         elif isinstance(event, Arrival) and own:
@@ -226,10 +229,14 @@ class Log:
 
 @dataclass
 class Lesson:
-    """A wait of all lanes of a warp: where, and what the arrivals of its phase released that the warp had not known."""
+    """A wait of all lanes of a warp: where, all that the arrivals of its phase released, and of it what the warp had not known.
+
+    That the phase is complete is no news by itself: only accesses of copies are over by it, whose barriers are ``transactions``.
+    """
 
     line: int
     barrier: BarrierId
+    released: dict[Any, int]
     news: dict[Any, int]
 
 
@@ -264,19 +271,17 @@ class Implied(RaceTracker):
         number = warp_number(event.agent)
         known = self.warp(number).base.times[PLAIN]
         released = self.barriers.state(event.barrier).complete.times[PLAIN]
-        news = {key: time for key, time in released.items() if known.get(key, -1) < time}
+        news = {key: time for key, time in released.items() if known.get(key, -1) < time and key != event.barrier}
         if event.barrier in self.transactions or (news and event.lanes != FULL):
             self._taught(event.site.ptx_line, event.barrier)
         elif news:
-            self.lessons[number].append(Lesson(event.site.ptx_line, event.barrier, news))
+            self.lessons[number].append(Lesson(event.site.ptx_line, event.barrier, dict(released), news))
 
     def _remember(self, warp: int) -> None:
         lessons = self.lessons.pop(warp, [])
         for i, lesson in enumerate(lessons):
-            later: dict[Any, int] = {}
-            for other in lessons[i + 1 :]:
-                later.update(other.news)  # of what was not known before, so never an older time
-            if any(later.get(key, -1) < time for key, time in lesson.news.items()):
+            later = lessons[i + 1 :]
+            if any(all(other.released.get(key, -1) < time for other in later) for key, time in lesson.news.items()):
                 self._taught(lesson.line, lesson.barrier)
 
     def _taught(self, line: int, barrier: BarrierId) -> None:
@@ -421,7 +426,7 @@ def redundant(log: Log, line: int) -> bool:
                     comers[item[1]].add(warp)
     if any(log.members[which] != warps for which, warps in comers.items()):
         return False
-    return bool(groups) and all(not _matters(parts) for parts in groups.values())
+    return bool(groups) and all(not _matters(log, parts) for parts in groups.values())
 
 
 def _merged(log: Log, items: list[Any], at: int, step: int) -> Part:
@@ -445,7 +450,7 @@ def _merged(log: Log, items: list[Any], at: int, step: int) -> Part:
     return total
 
 
-def _matters(parts: list[tuple[Part, Part]]) -> bool:
+def _matters(log: Log, parts: list[tuple[Part, Part]]) -> bool:
     """Whether the barrier may order something that its neighbours do not."""
     first = [t for before, _ in parts for t in before.touches]
     second = [t for _, after in parts for t in after.touches]
@@ -457,7 +462,7 @@ def _matters(parts: list[tuple[Part, Part]]) -> bool:
     users = {t[0] for t in second} | publishes
     if any(users - threads for threads in learns.values()):
         return True
-    actors = {t[0] for t in first}
+    actors = {t[0] for t in first if t[4] or log.places[t[1], t[2]] != 1}
     if publishes and any(actors - {one} for one in publishes):
         return True
     return _conflict(first, second)

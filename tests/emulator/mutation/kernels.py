@@ -13,6 +13,15 @@ from tests.emulator.subjects.subject import Subject
 
 
 @dataclass(frozen=True)
+class Argued:
+    """An argument by hand that mutants are equivalent: those of this kind whose source (``mutants.source_of``) has these texts."""
+
+    what: str
+    texts: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
 class Kernel:
     """`make` gives a compiled kernel with fresh tensors, `others` the same one for other launches; slow ones run when named.
 
@@ -24,6 +33,7 @@ class Kernel:
     checks: str | Iterable[str] = "all"
     slow: bool = False
     others: tuple[Callable[[], Subject], ...] = ()
+    argued: tuple[Argued, ...] = ()
 
     @property
     def launches(self) -> tuple[Callable[[], Subject], ...]:
@@ -34,11 +44,29 @@ _STRICT = CHECKS - {"uninitialised-register", "register-pressure"}  # with those
 _SIZES = {"one": (256, 256, 256), "pair": (512, 256, 256), "multicast": (512, 256, 256), "quad": (512, 512, 256)}
 
 
+# Both hold for every problem, by how the roles follow each other.
+_FORWARD_ARGUED = (
+    Argued(
+        "wait deleted",
+        ("acquire(", "load.py: q_out = packing.load_queries(plan, args, seq, work.head, work.row + memory.rows(plan), q_out)"),
+        "both slots of Q are freed by commits that mma issues one after the other, behind its last product with either, and load has waited "
+        "for the first slot before it comes to the second",
+    ),
+    Argued(
+        "barrier deleted",
+        ("scheduler.py: tiles_in.release()", "mma.py: at, tiles_in = receive_tile("),
+        "a message's slot is written again when load has loaded the Q of the tile behind, for which it waits for commits of mma's that "
+        "follow mma's reading of the message, and a barrier of its warp at the wait for Q",
+    ),
+)
+
+
 def _forward(name: str, ctas: int) -> Kernel:
     """Also with maxima that grow, so that O is rescaled, and more tiles than the tile channel has slots; and with one block a tile, so
     that no wait within a tile orders two tiles."""
     make = partial(forward_sm100, cta_group=ctas)
-    return Kernel(name, make, _STRICT, slow=True, others=(partial(make, heads=3, spread=6.0), partial(make, seqlen_k=100, heads=4)))
+    others = (partial(make, heads=3, spread=6.0), partial(make, seqlen_k=100, heads=4))
+    return Kernel(name, make, _STRICT, slow=True, others=others, argued=_FORWARD_ARGUED)
 
 
 _ALL = (

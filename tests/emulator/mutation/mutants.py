@@ -1,8 +1,10 @@
 """Mutants of a kernel's PTX: every wait, fence, barrier, arrival, commit and transaction count deleted or weakened, one at a time."""
 
+import linecache
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,28 @@ RULES = (
     ),
     _rule("scope narrowed", r"(?P<head>(atom|red|ld|st)\.\S*?)\.(gpu|sys)(?P<tail>\b.*;)", lambda m: f"{m['head']}.cta{m['tail']}"),
 )  # fmt: skip
+
+
+_LOC = re.compile(r"^\s*\.loc\s+(\d+) (\d+) (\d+)(?:, function_name \S+, inlined_at (\d+) (\d+) (\d+))?")
+_FILE = re.compile(r'^\s*\.file\s+(\d+) "(.*)"')
+
+
+def source_of(ptx: str, line: int) -> list[str]:
+    """The lines of source that a line of PTX comes from, from the innermost function to the kernel: each its text, behind the file's name."""
+    lines = ptx.splitlines()
+    files = {number: path for number, path in (match.groups() for match in map(_FILE.match, lines) if match)}
+    wanted: tuple[str, ...] | None = None
+    found = []
+    for text in reversed(lines[:line]):
+        match = _LOC.match(text)
+        if match is None or wanted not in (None, match.groups()[:3]):
+            continue
+        path, number = files[match[1]], int(match[2])
+        found.append(f"{Path(path).name}: {linecache.getline(path, number).strip()}")
+        if match[4] is None:
+            break
+        wanted = match.groups()[3:]
+    return found
 
 
 def mutants(ptx: str) -> Iterator[Mutant]:

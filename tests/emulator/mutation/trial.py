@@ -98,7 +98,9 @@ def attempt(make: Callable[[], Subject], ptx: str | None, schedule: str, seed: i
     return Outcome("")
 
 
-def judge(make: Callable[[], Subject], ptx: str | None = None, checks: Any = "all", others: Iterable[Callable[[], Subject]] = ()) -> Outcome:
+def judge(
+    make: Callable[[], Subject], ptx: str | None = None, checks: Any = "all", others: Iterable[Callable[[], Subject]] = ()
+) -> Outcome:
     """The first thing that any schedule shows, of this launch or of others."""
     for launch in (make, *others):
         for schedule, seed in SCHEDULES:
