@@ -49,8 +49,8 @@ _FORWARD_ARGUED = (
     Argued(
         "wait deleted",
         ("acquire(", "load.py: q_out = packing.load_queries(plan, args, seq, work.head, work.row + memory.rows(plan), q_out)"),
-        "both slots of Q are freed by commits that mma issues one after the other, behind its last product with either, and load has waited "
-        "for the first slot before it comes to the second",
+        "both slots of Q are freed by commits that mma issues one after the other, behind its last product with either, and load has "
+        "waited for the first slot before it comes to the second",
     ),
     Argued(
         "barrier deleted",

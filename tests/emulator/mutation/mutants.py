@@ -81,9 +81,9 @@ _FILE = re.compile(r'^\s*\.file\s+(\d+) "(.*)"')
 
 
 def source_of(ptx: str, line: int) -> list[str]:
-    """The lines of source that a line of PTX comes from, from the innermost function to the kernel: each its text, behind the file's name."""
+    """The lines of source that a line of PTX comes from, from the innermost function to the kernel: file name and text of each."""
     lines = ptx.splitlines()
-    files = {number: path for number, path in (match.groups() for match in map(_FILE.match, lines) if match)}
+    files = {match[1]: match[2] for match in map(_FILE.match, lines) if match}
     wanted: tuple[str, ...] | None = None
     found = []
     for text in reversed(lines[:line]):
