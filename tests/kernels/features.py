@@ -190,10 +190,12 @@ FEATURES: dict[str, Callable[[], Feature]] = {
 
 # Queries enough for both CTAs of a pair (Blackwell), beside FEATURES.
 MANY_QUERIES: dict[str, Callable[[], Feature]] = {
-    "heads packed, many queries": lambda: padded(seqlen_q=150, heads=8, heads_kv=2, head_dim=128, mask=Causal()),
-    "heads packed by 3, many packed queries": lambda: packed((0, 150, 1, 170), (10, 133, 0, 200), heads=6, heads_kv=2, mask=Causal()),
+    "heads packed, many queries": lambda: padded(seqlen_q=150, heads=8, heads_kv=2, head_dim=128, mask=Causal(), plan={"pack_gqa": 4}),
+    "heads packed by 3, many packed queries": lambda: packed(
+        (0, 150, 1, 170), (10, 133, 0, 200), heads=6, heads_kv=2, mask=Causal(), plan={"pack_gqa": 3}
+    ),
     "heads packed, head_dim 192 and 128": lambda: padded(
-        seqlen_q=130, heads=4, heads_kv=1, head_dim=192, head_dim_v=128, mask=Window(70, 10)
+        seqlen_q=130, heads=4, heads_kv=1, head_dim=192, head_dim_v=128, mask=Window(70, 10), plan={"pack_gqa": 4}
     ),
     "pages of 256, many queries": lambda: cached(256, (129, 500), seqlen_k=512, seqlen_q=290, heads=2, head_dim=128, mask=Causal()),
     "pages of 16, many queries": lambda: cached(16, (129, 500), seqlen_k=512, seqlen_q=290, heads=2, head_dim=128, mask=Causal()),

@@ -65,7 +65,7 @@ def _forward(name: str, ctas: int) -> Kernel:
     """Also with maxima that grow, so that O is rescaled, and more tiles than the tile channel has slots; and with one block a tile, so
     that no wait within a tile orders two tiles."""
     make = partial(forward_sm100, cta_group=ctas)
-    others = (partial(make, heads=3, spread=6.0), partial(make, seqlen_k=100, heads=4))
+    others = (partial(make, seqlen_q=200 * ctas, heads=3, spread=6.0), partial(make, seqlen_k=100, heads=4))
     return Kernel(name, make, _STRICT, slow=True, others=others, argued=_FORWARD_ARGUED)
 
 
