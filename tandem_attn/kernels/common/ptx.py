@@ -22,6 +22,12 @@ def here(slot):
 
 
 @gluon.jit
+def cta_rank():
+    """Of this CTA in its cluster (PTX ISA: %cluster_ctarank)."""
+    return gl.inline_asm("mov.u32 $0, %cluster_ctarank;", "=r", [], gl.int32)
+
+
+@gluon.jit
 def arrive_warp(barrier):
     """One arrival a warp, by an elected lane, after what every lane did before (PTX ISA: bar.warp.sync, elect.sync, mbarrier.arrive).
 
