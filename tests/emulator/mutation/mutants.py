@@ -77,19 +77,28 @@ RULES = (
 
 
 _LOC = re.compile(r"^\s*\.loc\s+(\d+) (\d+) (\d+)(?:, function_name \S+, inlined_at (\d+) (\d+) (\d+))?")
+_NEAR = 40  # lines
 _FILE = re.compile(r'^\s*\.file\s+(\d+) "(.*)"')
 
 
 def source_of(ptx: str, line: int) -> list[str]:
-    """The lines of source that a line of PTX comes from, from the innermost function to the kernel: file name and text of each."""
+    """The lines of source that a line of PTX comes from, from the innermost function to the kernel: file name and text of each.
+
+    A call is found by the location before it that names the same place. Where that is far away it may be one of another inlined copy, and
+    what is found ends before it.
+    """
     lines = ptx.splitlines()
     files = {match[1]: match[2] for match in map(_FILE.match, lines) if match}
     wanted: tuple[str, ...] | None = None
     found = []
-    for text in reversed(lines[:line]):
-        match = _LOC.match(text)
+    last = line
+    for at in range(line - 1, -1, -1):
+        match = _LOC.match(lines[at])
+        if last - at > _NEAR:
+            break
         if match is None or wanted not in (None, match.groups()[:3]):
             continue
+        last = at
         path, number = files[match[1]], int(match[2])
         found.append(f"{Path(path).name}: {linecache.getline(path, number).strip()}")
         if match[4] is None:
