@@ -144,7 +144,7 @@ class WarpClock:
         if sort != BEFORE:
             clock.fence(sort, behind)
             return
-        own = {key: time for key, time in clock.times[PLAIN].items() if type(key) is tuple and key[-2] == self.warp}
+        own: Times = {key: time for key, time in clock.times[PLAIN].items() if type(key) is tuple and key[-2] == self.warp}
         raise_to(clock.times[BEFORE], own)
 
     def learn(self, lanes: int, key: Key, time: int, sorts: tuple[int, ...] = SORTS) -> None:
