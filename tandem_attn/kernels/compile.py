@@ -183,12 +183,14 @@ def _descriptor_type(tensor: str, tail: bool, plan: Plan) -> str:
     box = box_shape(tensor, tail, plan)
     name = plan.out_dtype if tensor == "o" else plan.dtype
     dtype, element = _ELEMENTS[name], gl.dtype(_ELEMENTS[name])
-    split = []
-    if plan.cta_group == 2:  # each CTA of a pair holds half the rows of q, k and o, and half the columns of v
-        split = [[int(i == len(box) - (1 if tensor == "v" else 2)) for i in range(len(box))]]
+    split, columns = [], box[-1]
+    if plan.cta_group == 2:  # each CTA of a pair holds half the rows (or packed queries) of q, k and o, and half the columns of v
+        dim = len(box) - (1 if tensor == "v" else 2 if tensor == "k" or plan.pack_gqa == 1 else 3)
+        split = [[int(i == dim) for i in range(len(box))]]
+        columns = columns // 2 if tensor == "v" else columns
     if plan.pack_gqa > 1 or plan.page_rows:  # swizzled as the whole tile, of which the box's last two dimensions are a part
         bits = element.primitive_bitwidth
-        layout = gl.NVMMASharedLayout(min(box[-1] * bits // 8, 128), bits, len(box))
+        layout = gl.NVMMASharedLayout(min(columns * bits // 8, 128), bits, len(box), cga_layout=split)
     else:
         layout = gl.NVMMASharedLayout.get_default_for(box, element, cga_layout=split)
     return f"tensordesc<{dtype}{box},{layout!r}>"
@@ -200,7 +202,9 @@ def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     if tensor in "kv":
         rows = [plan.page_rows or plan.tile_n]
     else:
-        rows = [plan.tile_m * plan.cta_group] if plan.pack_gqa == 1 else [plan.tile_m // plan.pack_rows, plan.pack_rows]
+        rows = [plan.tile_m * plan.cta_group]
+        if plan.pack_gqa > 1:
+            rows = [rows[0] // plan.pack_rows, plan.pack_rows]
     columns = chunks[-1] if tail else chunks[0]
     if tensor in "kv" and 0 < plan.page_rows < plan.tile_n:  # see kernels.common.paging
         columns = min(columns, 128 // plan.element_bytes)

@@ -244,10 +244,6 @@ def _check_choices(p: Plan, arch: Arch) -> None:
         raise ValueError(f"cta_group must be 1, or 2 on a chip with tcgen05, got {p.cta_group!r} on {arch.name}")
     if p.schedule.launch is Launch.CLC and not arch.tmem_columns:
         raise ValueError(f"schedule.launch 'clc' needs cluster launch control (Blackwell), got arch {arch.name}")
-    if p.schedule.launch is Launch.DYNAMIC and p.cta_group == 2:
-        raise ValueError(
-            "schedule.launch must not be 'dynamic' with cta_group=2 (a counter hands tiles to single CTAs): use 'static', 'clc'"
-        )
     if p.schedule.section < 0:
         raise ValueError(f"schedule.section must be >= 0, got {p.schedule.section}")
 

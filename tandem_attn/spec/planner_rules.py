@@ -170,15 +170,16 @@ def rules(problem: Problem, arch: Arch, plan: Plan, fixed: frozenset[str]) -> tu
     return plan, reasons
 
 
-def page_rows(problem: Problem, tile_n: int) -> int:
+def page_rows(problem: Problem, tile_n: int, cta_group: int = 1) -> int:
     """Keys of a page that one copy brings, so that no copy crosses a page: tiles start at a sequence's first key.
 
-    Where that is fewer than ``_FEWEST_PAGE_ROWS``, pages are brought together before, as one page a sequence.
+    Where that is fewer than ``_FEWEST_PAGE_ROWS``, pages are brought together before, as one page a sequence; also where a CTA pair would
+    put a tile together from pages, of which each CTA holds other keys of K and other columns of V.
     """
     if problem.page_size == 0:
         return 0
     rows = 1 if problem.leftpad else math.gcd(problem.page_size, tile_n)
-    whole = problem.page_size >= problem.seqlen_k or rows < _FEWEST_PAGE_ROWS
+    whole = problem.page_size >= problem.seqlen_k or rows < _FEWEST_PAGE_ROWS or cta_group == 2
     return tile_n if whole else rows
 
 

@@ -57,18 +57,20 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     smem.add("arguments", _DISPATCH_BYTES)
     if tile_n > _NARROW and (problem.bias or reads_elements(base["mask"])):
         return None
-    fields = point | {"page_rows": page_rows(problem, tile_n)}
+    fields = point | {"page_rows": page_rows(problem, tile_n, pair)}
     technique = {"exp2": _exp2(problem, arch), "rescale_rows": 32, "p_parts": p_parts(tile_n, e)}
     tmem = _forward_tmem(q_stages, tile_n, dv, e)
     return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(q_stages), "smem": smem.regions, "tmem": tmem})
 
 
-def _pair_objection(problem: Problem, rows: int) -> str:
-    """Why a CTA pair does not suit the problem; empty when it does."""
+def _pair_objection(problem: Problem, rows: int, tile_n: int) -> str:
+    """Why a CTA pair does not suit the problem; empty when it does. A plan with pairs that is asked for is made all the same."""
     if max(problem.head_dim, problem.head_dim_v) * problem.element_bytes < 2 * _PAIR_HEAD_DIM:
         return "the exponential decides alone"
-    if uneven(problem) or problem.seqused or problem.page_size:
-        return "the two CTAs of a pair would have unlike work or scattered keys"
+    if uneven(problem) or problem.seqused:
+        return "the two CTAs of a pair would have unlike work"
+    if problem.page_size and page_rows(problem, tile_n) < tile_n:
+        return "pages would have to be brought together before"
     if problem.bias or any(not isinstance(leaf, Full | Window) for leaf in problem.mask.leaves()):
         return "what scores meet is read from memory, which decides alone"
     return "" if problem.seqlen_q > rows else "one CTA covers all queries"
@@ -236,8 +238,8 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
         ),
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(
-            lambda p: p.cta_group == 2 and bool(_pair_objection(problem, p.rows_per_cta)),
-            lambda p: f"one CTA a tile: {_pair_objection(problem, p.rows_per_cta)}",
+            lambda p: p.cta_group == 2 and bool(_pair_objection(problem, p.rows_per_cta, p.tile_n)),
+            lambda p: f"one CTA a tile: {_pair_objection(problem, p.rows_per_cta, p.tile_n)}",
         ),
         Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair shares K and V: half the shared memory and traffic for them in each"),
         Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),

@@ -121,7 +121,6 @@ def _store_part(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work,
     if len(plan.head_dim_v_chunks) == 2:
         o = memory.output(plan, pipe.tmem, index, 1)
         _write_part(plan, args, o, plan.head_dim_v_chunks[0], factor, at, exists, lane_row, tile.s_ready.plain)
-    ptx.tmem_done()
     if plan.o_over_q:
         pipe.q.lane(index).receiver().release()
     return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next())
@@ -140,7 +139,6 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
     _stage(plan, memory.output(plan, pipe.tmem, index, 0), slot, factor, lane_row, tile.s_ready.plain)
     if len(plan.head_dim_v_chunks) == 2:
         _stage(plan, memory.output(plan, pipe.tmem, index, 1), tail, factor, lane_row, tile.s_ready.plain)
-    ptx.tmem_done()
     fence_async_shared()
     gl.barrier()
     packing.store_outputs(plan, args, work.seq, work.head, work.row + index * memory.rows(plan), slot, tail)
