@@ -14,7 +14,7 @@ from typing import Any
 from tandem_attn.spec.arch import Arch, get_arch
 from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.problem import DTYPES as ELEMENT_BYTES
-from tandem_attn.spec.problem import FLOAT8
+from tandem_attn.spec.problem import FLOAT8, output_dtype
 from tandem_attn.spec.resources import MMA_BYTES, Region, Role, check_regions, check_roles, chunks, used
 
 _WARP_ROWS = 32  # rows of a warp where each thread holds one
@@ -144,8 +144,7 @@ class Plan:
 
     @property
     def out_dtype(self) -> str:
-        """Element type of O: see ``Problem.out_dtype``."""
-        return "bfloat16" if self.dtype in FLOAT8 else self.dtype
+        return output_dtype(self.dtype)
 
     @property
     def head_dim_chunks(self) -> tuple[int, ...]:

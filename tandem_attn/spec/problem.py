@@ -17,6 +17,11 @@ _FLAGS = ("sink", "alibi", "bias", "descale", "varlen", "seqused", "cache", "lef
 HEAD_DIM_MAX = 256  # the largest head dimension any peer trains with; absorbed MLA (512 + 64) is another algorithm
 
 
+def output_dtype(dtype: str) -> str:
+    """Element type of O: that of q, k and v, bfloat16 for 8-bit ones."""
+    return "bfloat16" if dtype in FLOAT8 else dtype
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """One attention call.
@@ -94,8 +99,7 @@ class Problem:
 
     @property
     def out_dtype(self) -> str:
-        """Element type of O: that of the inputs, bfloat16 for 8-bit ones."""
-        return "bfloat16" if self.dtype in FLOAT8 else self.dtype
+        return output_dtype(self.dtype)
 
     def __str__(self) -> str:
         dims = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d({self.head_dim},{self.head_dim_v})"
