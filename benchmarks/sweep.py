@@ -50,6 +50,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{f"nd{n}": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.DYNAMIC, n)} for n in (1, 2, 4, 8, 16)},
     "none": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.NONE, 0)},
     "fma12": {"exp2": Exp2Split(3, 4, 32)},
+    "fma6": {"exp2": Exp2Split(3, 2, 32)},
     "fma25": {"exp2": Exp2Split(3, 4, 16)},
     "fma50": {"exp2": Exp2Split(3, 8, 16)},
     "two": {"q_stages": 2},
@@ -130,6 +131,10 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
             for s, mask in ((2048, "full"), (8192, "full"), (8192, "causal"))
         ],
         ["planned", "planned+late", "planned+no_turns", "planned+seq+late"],
+    ),
+    "d64_fma": (
+        [by_tokens(64, s, mask) for s, mask in ((8192, "full"), (32768, "full"), (16384, "causal"))],
+        ["planned", "planned+fma6", "planned+fma12"],
     ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],

@@ -20,7 +20,7 @@ from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Gradients, Inputs
 from tandem_attn.spec.plan import BACKWARD, FORWARD, Plan
 from tandem_attn.spec.planner import plan as make_plan
-from tandem_attn.spec.problem import Problem
+from tandem_attn.spec.problem import FLOAT8, Problem
 
 AUTO = "auto"
 Bound = Callable[[tuple[Tensor | None, ...]], tuple[Tensor, Tensor] | None]
@@ -119,7 +119,7 @@ def choose(problem: Problem, name: str) -> Backend:
     if not support.ok:
         raise UnsupportedError(backend=name, missing=support.reason, nearest=_nearest(problem))
     if name == AUTO and problem.device == "cuda" and support.backend != ORDER[0]:
-        _tell_once(support.backend, BACKENDS[ORDER[0]].missing(problem) or "")
+        _tell_once(support.backend, _missing(problem, ORDER[0]) or "")
     return BACKENDS[support.backend]
 
 
@@ -142,10 +142,17 @@ def supports(problem: Problem, backend: str = AUTO) -> Support:
     check_name(backend)
     reason = ""
     for name in ORDER if backend == AUTO else (backend,):
-        reason = BACKENDS[name].missing(problem) or ""
+        reason = _missing(problem, name) or ""
         if not reason:
             return Support(True, name, "")
     return Support(False, backend, reason)
+
+
+def _missing(problem: Problem, name: str) -> str | None:
+    """What the problem asks for that a backend lacks; no backend has gradients of 8-bit inputs."""
+    if problem.backward and problem.dtype in FLOAT8:
+        return f"gradients of {problem.dtype}"
+    return BACKENDS[name].missing(problem)
 
 
 def check_name(backend: object) -> None:
@@ -161,7 +168,7 @@ def backends() -> dict[str, str]:
 
 
 def _nearest(problem: Problem) -> str:
-    able = [name for name in ORDER if BACKENDS[name].missing(problem) is None]
+    able = [name for name in ORDER if _missing(problem, name) is None]
     return f"backend={able[0]!r}" if able else "none"
 
 

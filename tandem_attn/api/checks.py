@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tandem_attn.spec import problem
 from tandem_attn.spec.masks import is_integer, reachable
 from tandem_attn.spec.problem import DEVICES
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FLOAT8 = tuple(getattr(torch, name) for name in problem.FLOAT8)
 INDICES = (torch.int32,)
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
@@ -54,8 +56,8 @@ def qkv(
     require_ndim(names[0], query, ndim, words[0])
     for name, x in zip(names[1:], tensors[1:], strict=True):
         require_ndim(name, x, kv_ndim or ndim, words[1])
-    if query.dtype not in FLOATS:
-        raise TypeError(f"{names[0]} must be float16, bfloat16, float32 or float64, got {query.dtype}")
+    if query.dtype not in FLOATS and query.dtype not in FLOAT8:
+        raise TypeError(f"{names[0]} must be float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2, got {query.dtype}")
     if query.device.type not in DEVICES:
         raise ValueError(f"{names[0]} must be on a CPU or a CUDA device, got {query.device}")
     for name, x in zip(names[1:], tensors[1:], strict=True):
@@ -132,6 +134,24 @@ def _writable(name: str, cache: Tensor) -> None:
         raise ValueError(f"{name} must have its own memory for every element to append to it, got strides {cache.stride()}")
     if torch.is_grad_enabled() and cache.requires_grad:
         raise ValueError(f"{name} must not require a gradient to append to it, got requires_grad=True")
+
+
+def descale(name: str, x: object, q: Tensor, batch: int, heads_kv: int) -> Tensor | None:
+    """An optional float32 tensor (batch or 1, heads_kv or 1), or of no dimension, as a (batch, heads_kv) view of itself."""
+    if x is None:
+        return None
+    tensor = require_tensor(name, x)
+    if q.dtype not in FLOAT8:
+        raise ValueError(f"{name} must be None where q is not float8_e4m3fn or float8_e5m2, got a tensor beside {q.dtype}")
+    if tensor.dtype != torch.float32:
+        raise TypeError(f"{name} must be float32, got {tensor.dtype}")
+    require_same_device(name, tensor, q)
+    fits = tensor.ndim == 0 or (tensor.ndim == 2 and tensor.shape[0] in (1, batch) and tensor.shape[1] in (1, heads_kv))
+    if not fits:
+        raise ValueError(
+            f"{name} must have shape (batch, heads_kv) = ({batch}, {heads_kv}), with 1 for either, or none, got {tuple(tensor.shape)}"
+        )
+    return tensor.expand(batch, heads_kv)
 
 
 def cu_seqlens(name: str, x: object, q: Tensor) -> Tensor:

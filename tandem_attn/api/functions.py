@@ -30,6 +30,9 @@ class Options(TypedDict, total=False):
     sink: Tensor | None
     alibi_slopes: Tensor | None
     bias: Tensor | None
+    q_descale: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
     deterministic: bool
     backend: str
 
@@ -72,6 +75,9 @@ def attention(
     bias: Tensor | None = None,
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
     backend: str = AUTO,
@@ -81,7 +87,7 @@ def attention(
     B batch, Sq and Sk sequence lengths, H query heads, Hkv key/value heads (H a multiple of Hkv), D head_dim, Dv head_dim_v.
 
     Args:
-        q: (B, Sq, H, D), float16, bfloat16, float32 or float64.
+        q: (B, Sq, H, D), float16, bfloat16, float32 or float64; float8_e4m3fn or float8_e5m2 without gradients.
         k: (B, Sk, Hkv, D), same dtype and device.
         v: (B, Sk, Hkv, Dv), same dtype and device.
         mask: a Mask (``Full``, ``Causal``, ``Window``, ``Document``, ``Predicate``, combined with & and |), or a function (b, h, q_idx,
@@ -95,12 +101,17 @@ def attention(
         bias: (B or 1, H or 1, Sq or 1, Sk or 1), added to the logits (after softcap).
         seqused_q: (B,) int32, queries of each sequence in use; what lies beyond may hold NaN and gives O = 0, LSE = -inf.
         seqused_k: (B,) int32, keys in use; with it causal masks and windows align to the used lengths.
+        q_descale: float32 (B, Hkv), either size may be 1, or of no dimension; for 8-bit q, which stands for q * q_descale. The query heads
+            of a KV head share its number. Positive and finite; None is 1. Used where it lies, strided and expanded tensors too.
+        k_descale: likewise for k.
+        v_descale: likewise for v.
         return_lse: also return the log-sum-exp of each row.
         deterministic: bitwise repeatable gradients (the forward always is).
         backend: a name of ``tandem_attn.backends()``; "auto" takes the first that covers the call, a named one never falls back.
 
     Returns:
-        O (B, Sq, H, Dv) in q's dtype; with ``return_lse`` (O, LSE), LSE (B, H, Sq) float32 (float64 for float64 inputs), natural log. A
+        O (B, Sq, H, Dv) in q's dtype, bfloat16 where q has 8 bits; with ``return_lse`` (O, LSE), LSE (B, H, Sq) float32 (float64 for
+        float64 inputs), natural log. A
         row that sees no key has O = 0, LSE = -inf (with a sink: LSE = sink) and zero gradients. Both are differentiable with respect to
         q, k, v, sink, alibi_slopes and bias, once.
 
@@ -108,10 +119,13 @@ def attention(
         TypeError, ValueError: an argument is wrong; the message names it, its value and what is required.
         UnsupportedError: the backend lacks something; see ``supports``.
     """
-    tensors = (q, k, v, sink, alibi_slopes, bias, None, None, seqused_q, seqused_k, None, None)
+    tensors: tuple[Any, ...] = (
+        q, k, v, sink, alibi_slopes, bias, None, None, seqused_q, seqused_k, None, None, q_descale, k_descale, v_descale,
+    )  # fmt: skip
     key = None
     if not torch.compiler.is_compiling():
         plain = sink is None and alibi_slopes is None and bias is None and seqused_q is None and seqused_k is None
+        plain = plain and q_descale is None and k_descale is None and v_descale is None
         others = () if plain else tensors[3:]
         key = repeated.key(q, k, v, others, (window, mask, causal, scale, softcap, return_lse, deterministic, backend))
         if (call := repeated.find(key)) is not None and (found := call(tensors)) is not None:
@@ -121,6 +135,7 @@ def attention(
     checks.lengths("seqused_q", seqused_q, q, q.shape[0])
     checks.lengths("seqused_k", seqused_k, q, q.shape[0])
     checks.extras(sink, alibi_slopes, bias, q, q.shape[0], q.shape[1], k.shape[1])
+    tensors = (*tensors[:-3], *_descales(q_descale, k_descale, v_descale, q, q.shape[0], k.shape[-2]))
     code, mask_tensors = _mask(mask, causal, window, q)
     sizes = (mask_tensors, code, q.shape[1], k.shape[1])
     return _run(_arguments(tensors, sizes, scale, softcap, deterministic, return_lse, backend), return_lse, key)
@@ -161,6 +176,9 @@ def attention_varlen(
     seqused_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     page_table: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
     backend: str = AUTO,
@@ -189,7 +207,10 @@ def attention_varlen(
     Raises:
         TypeError, ValueError, UnsupportedError: as ``attention``.
     """
-    tensors = (q, k, v, sink, alibi_slopes, bias, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, None)
+    tensors: tuple[Any, ...] = (
+        q, k, v, sink, alibi_slopes, bias, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, None,
+        q_descale, k_descale, v_descale,
+    )  # fmt: skip
     key = None
     if not (torch.compiler.is_compiling() or isinstance(max_seqlen_q, Tensor) or isinstance(max_seqlen_k, Tensor)):
         options = (window, mask, causal, scale, softcap, return_lse, deterministic, backend, max_seqlen_q, max_seqlen_k)
@@ -208,6 +229,7 @@ def attention_varlen(
     longest_q = checks.max_seqlen("max_seqlen_q", max_seqlen_q, q.shape[0])
     longest_k = checks.max_seqlen("max_seqlen_k", max_seqlen_k, total_k)
     checks.extras(sink, alibi_slopes, bias, q, batch, None, None)
+    tensors = (*tensors[:-3], *_descales(q_descale, k_descale, v_descale, q, batch, k.shape[-2]))
     code, mask_tensors = _mask(mask, causal, window, q)
     sizes = (mask_tensors, code, longest_q, longest_k)
     return _run(_arguments(tensors, sizes, scale, softcap, deterministic, return_lse, backend), return_lse, key)
@@ -247,6 +269,9 @@ def attention_kvcache(
     sink: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     bias: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
     backend: str = AUTO,
@@ -279,13 +304,18 @@ def attention_kvcache(
     """
     key = None
     if not torch.compiler.is_compiling() and k is None and v is None and isinstance(cache_seqlens, Tensor):
-        others = (sink, alibi_slopes, bias, cache_seqlens, page_table, cache_batch_idx, cache_leftpad)
+        others = (sink, alibi_slopes, bias, cache_seqlens, page_table, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale)
         options = (window, mask, causal, scale, softcap, return_lse, deterministic, backend, "cache")
         key = repeated.key(q, k_cache, v_cache, others, options)
         if (call := repeated.find(key)) is not None:
             rows = cache_batch_idx[:, None] if cache_batch_idx is not None else _own_rows(q.shape[0], q.device)
             table = rows if page_table is None else page_table
-            found = call((q, k_cache, v_cache, sink, alibi_slopes, bias, None, None, None, cache_seqlens, table, cache_leftpad))
+            found = call(
+                (
+                    q, k_cache, v_cache, sink, alibi_slopes, bias, None, None, None, cache_seqlens, table, cache_leftpad,
+                    q_descale, k_descale, v_descale,
+                )
+            )  # fmt: skip
             if found is not None:
                 return found if return_lse else found[0]
     names = ("q", "k_cache", "v_cache")
@@ -297,12 +327,13 @@ def attention_kvcache(
     lengths = _cache_lengths(cache_seqlens, q, capacity, k is not None)
     checks.lengths("cache_leftpad", cache_leftpad, q, batch)
     checks.extras(sink, alibi_slopes, bias, q, batch, q.shape[1], capacity)
+    descales = _descales(q_descale, k_descale, v_descale, q, batch, k_cache.shape[-2])
     code, mask_tensors = _mask(mask, causal, window, q)
     before = lengths
     if k is not None or v is not None:
         lengths = before + checks.appended(k, v, q, k_cache, v_cache)
     arguments = _arguments(
-        (q, k_cache, v_cache, sink, alibi_slopes, bias, None, None, None, lengths, table, cache_leftpad),
+        (q, k_cache, v_cache, sink, alibi_slopes, bias, None, None, None, lengths, table, cache_leftpad, *descales),
         (mask_tensors, code, q.shape[1], capacity),
         scale, softcap, deterministic, return_lse, backend,
     )  # fmt: skip
@@ -312,6 +343,11 @@ def attention_kvcache(
         arguments = (q, *arguments[1:])
         torch.ops.tandem_attn.append_kv(k, v, k_cache, v_cache, before, table)
     return _run(arguments, return_lse, key)
+
+
+def _descales(q_descale: Any, k_descale: Any, v_descale: Any, q: Tensor, batch: int, heads_kv: int) -> tuple[Tensor | None, ...]:
+    named = (("q_descale", q_descale), ("k_descale", k_descale), ("v_descale", v_descale))
+    return tuple(checks.descale(name, x, q, batch, heads_kv) for name, x in named)
 
 
 def _apart(x: Any, *caches: Tensor) -> Any:
@@ -336,7 +372,10 @@ def _arguments(
     if not torch.compiler.is_compiling():
         _reject_transforms(tensors, backend)
     factor = 1.0 / math.sqrt(tensors[0].shape[-1]) if scale is None else checks.number("scale", scale)
-    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors[:6])
+    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors[:6], *tensors[-3:]))
+    if needs_grad and tensors[0].dtype in checks.FLOAT8:
+        nearest = "q, k and v in bfloat16, or the call under torch.no_grad()"
+        raise UnsupportedError(backend=backend, missing=f"gradients of a call with {tensors[0].dtype} inputs", nearest=nearest)
     return (
         *tensors, *sizes, factor, checks.softcap(softcap), needs_grad, checks.flag("deterministic", deterministic),
         checks.flag("return_lse", return_lse), backend,

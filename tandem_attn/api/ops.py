@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tandem_attn.api import backends, values
-from tandem_attn.reference.numerics import accumulator_dtype
+from tandem_attn.reference.numerics import accumulator_dtype, out_dtype
 from tandem_attn.spec import masks
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Inputs
@@ -23,7 +23,8 @@ from tandem_attn.spec.problem import Problem
 
 _SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor? sink, Tensor? alibi_slopes, Tensor? bias, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "Tensor? seqused_q, Tensor? seqused_k, Tensor? page_table, Tensor? leftpad, Tensor[] mask_tensors, str mask, SymInt max_seqlen_q, "
+    "Tensor? seqused_q, Tensor? seqused_k, Tensor? page_table, Tensor? leftpad, "
+    "Tensor? q_descale, Tensor? k_descale, Tensor? v_descale, Tensor[] mask_tensors, str mask, SymInt max_seqlen_q, "
     "SymInt max_seqlen_k, float scale, float softcap, bool needs_grad, bool deterministic, bool return_lse, str backend"
 )
 ARGUMENTS = tuple(part.split()[-1] for part in _SCHEMA.split(", "))
@@ -66,6 +67,7 @@ def _problem(inputs: Inputs, named: dict[str, Any]) -> Problem:
         sink=inputs.sink is not None,
         alibi=inputs.alibi_slopes is not None,
         bias=inputs.bias is not None,
+        descale=any(x is not None for x in (inputs.q_descale, inputs.k_descale, inputs.v_descale)),
         bias_dtype="" if inputs.bias is None else str(inputs.bias.dtype).removeprefix("torch."),
         varlen=varlen,
         total_q=q.shape[0] if varlen else 0,
@@ -106,7 +108,8 @@ def _attention_fake(*args: Any) -> tuple[Tensor, Tensor]:
     named = dict(zip(ARGUMENTS, args, strict=True))
     q = named["q"]
     lse_shape = (q.shape[1], q.shape[0]) if q.ndim == 3 else (q.shape[0], q.shape[2], q.shape[1])
-    return q.new_empty(*q.shape[:-1], named["v"].shape[-1]), q.new_empty(lse_shape, dtype=accumulator_dtype(q.dtype))
+    out = q.new_empty(*q.shape[:-1], named["v"].shape[-1], dtype=out_dtype(q.dtype))
+    return out, q.new_empty(lse_shape, dtype=accumulator_dtype(q.dtype))
 
 
 def _attention_backward(grad_out: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
@@ -185,6 +188,7 @@ def _append_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seq
     Without a host's checks, tokens beyond the pages are dropped.
     """
     values.check_append(cache_seqlens, page_table, k, k_cache)
+    k, v, k_cache, v_cache = (x.view(torch.uint8) if x.dtype.itemsize == 1 else x for x in (k, v, k_cache, v_cache))  # PyTorch moves bytes
     page_size, new = k_cache.shape[1], k.shape[1]
     room = page_table.shape[1] * page_size - cache_seqlens.long()
     # A token beyond the last place repeats the last one that fits, in its place, so that every write is in bounds and all to one

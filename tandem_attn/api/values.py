@@ -10,9 +10,11 @@ from tandem_attn.spec.masks import Document, Mask
 
 
 def check(inputs: Inputs, mask: Mask, max_seqlen_q: int, max_seqlen_k: int) -> None:
-    """Raises ValueError for lengths, offsets, page numbers and document ids that leave their tensors."""
+    """Raises ValueError for lengths, offsets, page numbers and document ids that leave their tensors, and for descales <= 0."""
     if inputs.q.device.type != "cpu":
         return
+    for name in ("q_descale", "k_descale", "v_descale"):
+        _positive(name, getattr(inputs, name))
     paged = inputs.page_table is not None
     q_lengths = _lengths("q", inputs.cu_seqlens_q, inputs.q, False, inputs.seqused_q, max_seqlen_q)
     k_lengths = _lengths("k", inputs.cu_seqlens_k, inputs.k, paged, inputs.seqused_k, max_seqlen_k)
@@ -41,6 +43,15 @@ def _lengths(side: str, cu: Tensor | None, x: Tensor, paged: bool, used: Tensor 
     if cu is not None and lengths.numel() and int(lengths.max()) > bound:
         raise ValueError(f"max_seqlen_{side} must be at least the longest sequence ({int(lengths.max())}), got {bound}")
     return lengths
+
+
+def _positive(name: str, x: Tensor | None) -> None:
+    if x is None or not x.numel():
+        return
+    bad = ~((x > 0) & x.isfinite())  # NaN is not > 0
+    if bool(bad.any()):
+        b, head = (int(i) for i in bad.nonzero()[0])
+        raise ValueError(f"{name} must be positive and finite, got {float(x[b, head]):g} at ({b}, {head})")
 
 
 def _longest(lengths: Tensor) -> int:

@@ -88,6 +88,9 @@ def _call(problem: Problem, inputs: Inputs, backend: str, return_lse: bool) -> t
         "softcap": problem.softcap,
         "sink": inputs.sink,
         "alibi_slopes": inputs.alibi_slopes,
+        "q_descale": inputs.q_descale,
+        "k_descale": inputs.k_descale,
+        "v_descale": inputs.v_descale,
         "deterministic": problem.deterministic,
         "backend": backend,
     }

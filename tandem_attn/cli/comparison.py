@@ -20,6 +20,7 @@ from tandem_attn.reference.samples import Sample
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.problem import Problem
 
+_DESCALES = ("q_descale", "k_descale", "v_descale")
 _CAPTION = "max: largest absolute error; rel: relative Frobenius error; plain: PyTorch in the same dtype; bound: the contract's"
 LARGEST = 1 << 28  # elements of one head's score matrix: the truth holds several such float64 matrices
 
@@ -59,6 +60,7 @@ def _heads(problem: Problem, inputs: Inputs, grad: Tensor | None) -> Iterator[tu
             v=inputs.v[..., kv, :],
             sink=None if inputs.sink is None else inputs.sink[q],
             alibi_slopes=None if inputs.alibi_slopes is None else inputs.alibi_slopes[q],
+            **{name: None if (x := getattr(inputs, name)) is None else x[:, kv] for name in _DESCALES},
         )
         yield part, one, None if grad is None else grad[..., q, :]
 

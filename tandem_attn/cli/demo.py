@@ -186,8 +186,8 @@ def _answer_all(tokenizer: Any, model: Any, max_new_tokens: int, progress: Progr
         for i, name in enumerate(IMPLEMENTATIONS):
             progress.update(task, description=f"prompt {number + 1} of {len(PROMPTS)}, {ids.shape[1]} tokens: {name}")
             model.set_attn_implementation(name)
-            if number == 0:
-                _generate(model, ids, 2, lambda: None)  # first calls load code; not timed
+            if number == 0 or ids.is_cuda:
+                _generate(model, ids, 2, lambda: None)  # first calls load code, on a GPU for lengths unlike those before too; not timed
             tokens, times = _generate(model, ids, max_new_tokens, lambda: progress.advance(task))
             text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
             rate = (len(tokens) - 1) / (times[-1] - times[1]) if len(tokens) > 1 else float("nan")

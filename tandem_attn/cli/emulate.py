@@ -20,6 +20,7 @@ from tandem_attn.api.backends import Backend, choose
 from tandem_attn.cli.comparison import check_size, errors_table, expected, jsonable, outputs
 from tandem_attn.cli.problem_flags import problem_flags
 from tandem_attn.cli.schedule_flag import Order, OrdersType
+from tandem_attn.cli.timeline import check_timeline, write_timeline
 from tandem_attn.kernels import emulated
 from tandem_attn.kernels.compile import compiled
 from tandem_attn.reference.compare import Comparison, compare_all
@@ -65,9 +66,16 @@ class Run:
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     help="File for what the first run executed: a JSON object for each warp-instruction.",
 )
+@click.option(
+    "--timeline",
+    "timeline_file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Picture (.svg, .png, .pdf) of what each role of the first run does when, by the roofline's rates; Blackwell only.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def emulate(
-    problem: Problem, arch: str, seed: int, orders: tuple[Order, ...], trace_file: Path | None, as_json: bool, **chosen: Any
+    problem: Problem, arch: str, seed: int, orders: tuple[Order, ...], trace_file: Path | None, timeline_file: Path | None, as_json: bool,
+    **chosen: Any,
 ) -> None:  # fmt: skip
     """Run the package's kernel for a problem on this CPU: errors against float64, the judgement, and statistics.
 
@@ -78,7 +86,10 @@ def emulate(
     Examples:
       tandem emulate --seqlen-q 300 --heads 2 --mask causal
       tandem emulate --varlen 100,0,30:200 --schedule at-issue,latest,random:1 --checks default
+      tandem emulate --arch sm_100a --heads 1 --seqlen-q 256 --seqlen-k 896 --timeline timeline.svg
     """
+    if timeline_file is not None:
+        check_timeline(arch)
     try:
         backend = _backend(problem, arch)
         check_size(problem)
@@ -93,13 +104,15 @@ def emulate(
                 taken,
                 truth,
                 orders,
-                chosen | {"progress": sys.stderr.isatty() and not as_json, "trace": trace_file is not None},
+                chosen | {"progress": sys.stderr.isatty() and not as_json, "trace": bool(trace_file or timeline_file)},
             )
         )
     except (UnsupportedError, ValueError, TypeError, ImportError) as error:
         raise click.ClickException(str(error)) from error
     if trace_file is not None and runs[0].result is not None:
         write_trace(trace_file, runs[0].result.trace)
+    if timeline_file is not None and runs[0].result is not None:
+        write_timeline(timeline_file, plan, runs[0].result.trace)
     (_print_json if as_json else _print)(problem, arch, plan, runs, seed)
     if not all(run.ok for run in runs):
         sys.exit(1)

@@ -12,7 +12,9 @@ from tandem_attn.spec.masks import Causal, Full, Mask, Window
 from tandem_attn.spec.problem import DTYPES, Problem
 
 Lengths = tuple[tuple[int, int], ...]
-_SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+_SHORT_DTYPES = {
+    "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+}  # fmt: skip
 
 
 class MaskType(click.ParamType):
@@ -78,7 +80,7 @@ _OPTIONS = (
     click.option("--heads-kv", type=_POSITIVE, help="Key/value heads; must divide --heads.  [default: --heads]"),
     click.option("--head-dim", type=_POSITIVE, default=128, show_default=True, help="Head dimension of Q and K."),
     click.option("--head-dim-v", type=_POSITIVE, help="Head dimension of V.  [default: --head-dim]"),
-    click.option("--dtype", type=DtypeType(), default="bfloat16", show_default=True, help="float16, bfloat16, float32 or float64."),
+    click.option("--dtype", type=DtypeType(), default="bfloat16", show_default=True, help=f"One of {', '.join(DTYPES)}."),
     click.option(
         "--mask",
         type=MaskType(),
@@ -92,6 +94,7 @@ _OPTIONS = (
     click.option("--softcap", type=float, default=0.0, show_default=True, help="Caps logits at +-softcap by tanh; 0 is off."),
     click.option("--sink", is_flag=True, help="With a learnable sink logit a head."),
     click.option("--alibi", is_flag=True, help="With ALiBi slopes."),
+    click.option("--descale", is_flag=True, help="With descales of 8-bit q, k and v."),
     click.option(
         "--varlen", type=LengthsType(), help="Packed sequences, q:k where they differ: 512,0,100:300. Not with --batch, --seqlen."
     ),
@@ -99,7 +102,7 @@ _OPTIONS = (
 
 
 _NAMES = frozenset(
-    "batch seqlen_q seqlen_k heads heads_kv head_dim head_dim_v dtype mask backward deterministic softcap sink alibi varlen".split()  # noqa: SIM905
+    "batch seqlen_q seqlen_k heads heads_kv head_dim head_dim_v dtype mask backward deterministic softcap sink alibi descale varlen".split()  # noqa: SIM905
 )
 
 

@@ -31,6 +31,7 @@ FEATURES: dict[str, Problem] = {
     "predicate, masks combined": dataclasses.replace(_BASE, mask=Causal() & Predicate(_even_keys)),
     "float32": dataclasses.replace(_BASE, dtype="float32"),
     "float64": dataclasses.replace(_BASE, dtype="float64"),
+    "float8_e4m3fn, float8_e5m2, descales": dataclasses.replace(_BASE, dtype="float8_e4m3fn", descale=True),
     "head_dim 40": dataclasses.replace(_BASE, head_dim=40, head_dim_v=40, scale=None),
     "head_dim 192, head_dim_v 128": dataclasses.replace(_BASE, head_dim=192, head_dim_v=128, scale=None),
     "softcap": dataclasses.replace(_BASE, softcap=30.0),

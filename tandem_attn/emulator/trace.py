@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from tandem_attn.emulator.events import (
     Access,
+    AccessKind,
     Arrival,
     AsyncAgent,
     BarrierId,
@@ -20,6 +21,7 @@ from tandem_attn.emulator.events import (
     GroupWait,
     Issue,
     PhaseComplete,
+    Space,
     Wait,
     WarpAgent,
 )
@@ -34,8 +36,8 @@ from tandem_attn.emulator.units import unit
 class Record:
     """One executed warp-instruction. `position` counts the warp's instructions; `producers` are positions; -1 is before the trace.
 
-    `barrier` and `released_by` (the agent whose arrival completed the phase) are set for waits that returned, `serial` for asynchronous
-    operations: the number under which `bytes` counts what the operation moved.
+    `barrier`, `phase` and `released_by` (the agent whose arrival completed the phase) are set for waits that returned, `arrivals` for
+    those that the warp made itself, `serial` for asynchronous operations: the number in `Trace.operations`, whose bytes `bytes` counts.
     """
 
     position: int
@@ -44,11 +46,27 @@ class Record:
     producers: tuple[int, ...]
     bytes: int = 0
     barrier: BarrierId | None = None
+    phase: int | None = None
+    arrivals: tuple[tuple[BarrierId, int], ...] = ()
     released_by: WarpAgent | AsyncAgent | None = None
     serial: int = 0
 
 
-Noted: TypeAlias = int | Wait | GroupWait | Issue  # an int: bytes that the instruction moved itself
+@dataclass(slots=True)
+class Operation:
+    """An asynchronous operation: the bytes it moved, from the first to the last byte that it wrote in each memory, and its arrivals.
+
+    `order` is that of `events.Issue`: operations with the same one take effect in the order of their serial numbers.
+    """
+
+    kind: str
+    order: str
+    bytes: int = 0
+    written: dict[tuple[Space, int], tuple[int, int]] = field(default_factory=dict)  # by memory and CTA: [first byte, end)
+    arrivals: list[tuple[BarrierId, int]] = field(default_factory=list)  # barrier and phase
+
+
+Noted: TypeAlias = int | Wait | GroupWait | Issue | Arrival  # an int: bytes that the instruction moved itself
 
 
 @dataclass(slots=True)
@@ -65,7 +83,7 @@ class Trace:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.warps: dict[tuple[int, int], WarpTrace] = {}
-        self.moved: dict[int, int] = {}  # bytes by serial number of an asynchronous operation
+        self.operations: dict[int, Operation] = {}  # by serial number
         self.last_arrival: dict[tuple[BarrierId, int], WarpAgent | AsyncAgent] = {}
         self.releases: dict[tuple[BarrierId, int], WarpAgent | AsyncAgent] = {}
 
@@ -79,11 +97,15 @@ class Trace:
         if isinstance(event, Access):
             size = len(event.starts) * event.size
             if isinstance(event.agent, AsyncAgent):
-                self.moved[event.agent.serial] = self.moved.get(event.agent.serial, 0) + size
+                self._access(self.operations[event.agent.serial], event, size)
             else:
                 self._note(event.agent, event.site.index, size)
         elif isinstance(event, Arrival):
             self.last_arrival[event.barrier, event.phase] = event.agent
+            if isinstance(event.agent, AsyncAgent):
+                self.operations[event.agent.serial].arrivals.append((event.barrier, event.phase))
+            else:
+                self._note(event.agent, event.site.index, event)
         elif isinstance(event, PhaseComplete):
             releaser = self.last_arrival.pop((event.barrier, event.phase), None)
             if releaser is not None:
@@ -91,8 +113,17 @@ class Trace:
         elif isinstance(event, Wait | GroupWait):
             self._note(event.agent, event.site.index, event)
         elif isinstance(event, Issue):
+            self.operations[event.agent.serial] = Operation(event.agent.kind, event.order)
             self._note(event.agent.issuer, event.site.index, event)
         return []
+
+    @staticmethod
+    def _access(operation: Operation, event: Access, size: int) -> None:
+        operation.bytes += size
+        if event.kind is not AccessKind.READ and size:
+            first, end = int(event.starts.min()), int(event.starts.max()) + event.size
+            before = operation.written.get((event.space, event.cta), (first, end))
+            operation.written[event.space, event.cta] = min(first, before[0]), max(end, before[1])
 
     def _note(self, agent: WarpAgent, index: int, event: Noted) -> None:
         warp = self.warp(agent)
@@ -120,13 +151,15 @@ class Trace:
                 position += 1
 
     def _record(self, position: int, ins: Instruction, producers: tuple[int, ...], events: list[Noted]) -> Record:
-        size, serial, barrier, releaser = 0, 0, None, None
+        size, serial, barrier, phase, releaser, arrivals = 0, 0, None, None, None, []
         for event in events:
             if isinstance(event, int):
                 size += event
             elif isinstance(event, Wait):
-                barrier, releaser = event.barrier, self.releases.get((event.barrier, event.phase))
+                barrier, phase, releaser = event.barrier, event.phase, self.releases.get((event.barrier, event.phase))
+            elif isinstance(event, Arrival):
+                arrivals.append((event.barrier, event.phase))
             elif isinstance(event, Issue):
                 serial = event.agent.serial
-                size += self.moved.get(serial, 0)
-        return Record(position, ins.index, unit(ins.opcode), producers, size, barrier, releaser, serial)
+                size += self.operations[serial].bytes
+        return Record(position, ins.index, unit(ins.opcode), producers, size, barrier, phase, tuple(arrivals), releaser, serial)

@@ -16,11 +16,13 @@ from tandem_attn.kernels.bound import bind as make_bound
 from tandem_attn.kernels.compile import TRITON, compiled
 from tandem_attn.kernels.forward import attend
 from tandem_attn.kernels.prepare import prepare
+from tandem_attn.spec.arch import get_arch
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.mask_tree import has_data, lower
 from tandem_attn.spec.plan import FORWARD, Launch, Plan, Schedule, ScheduleKind
 from tandem_attn.spec.planner import plan as make_plan
+from tandem_attn.spec.planner_rules import gpu_dtypes, row_step
 from tandem_attn.spec.predicates import UntraceableError
 from tandem_attn.spec.problem import Problem
 
@@ -82,10 +84,11 @@ def _without_data(problem: Problem) -> Problem:
 
 @functools.lru_cache(maxsize=4096)
 def _lacks(problem: Problem, chip: str) -> str | None:
-    found = [] if problem.dtype in ("float16", "bfloat16") else [problem.dtype]
+    takes = gpu_dtypes(get_arch(chip))
+    found = [] if problem.dtype in takes else [f"dtype {problem.dtype} (the kernels for {chip} take {', '.join(takes)})"]
     for name in ("head_dim", "head_dim_v"):
-        if getattr(problem, name) % 8:
-            found.append(f"{name}={getattr(problem, name)} (multiples of 8)")
+        if getattr(problem, name) % row_step(problem):
+            found.append(f"{name}={getattr(problem, name)} (multiples of {row_step(problem)})")
     if max(problem.seqlen_q, problem.seqlen_k, problem.varlen * problem.total_q, problem.varlen * problem.total_k) > _MAX_ROWS:
         found.append(f"more than {_MAX_ROWS} rows")
     if not found:

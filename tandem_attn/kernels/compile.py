@@ -26,6 +26,7 @@ from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
 TRITON = "3.9"  # Gluon's API changes between minor releases
 # By major compute capability: the module whose ``forward`` is the kernel.
 ENTRIES = {9: "tandem_attn.kernels.sm90.forward", 10: "tandem_attn.kernels.sm100.forward"}
+_ELEMENTS = {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5", "float16": "fp16", "bfloat16": "bf16"}  # in Triton's notation
 CODES = {"*": "Q", "i32": "i", "i64": "q", "fp32": "f"}  # of ``struct``, by Triton's notation; every pointer has the first
 
 
@@ -180,13 +181,16 @@ def _descriptor_type(tensor: str, tail: bool, plan: Plan) -> str:
     from triton.experimental.gluon import language as gl
 
     box = box_shape(tensor, tail, plan)
-    dtype = {"bfloat16": "bf16", "float16": "fp16"}[plan.dtype]
-    split = []
-    if plan.cta_group == 2:  # each CTA of a pair holds half the rows of q, k and o, and half the columns of v
-        split = [[int(i == len(box) - (1 if tensor == "v" else 2)) for i in range(len(box))]]
-    element = gl.bfloat16 if dtype == "bf16" else gl.float16
+    name = plan.out_dtype if tensor == "o" else plan.dtype
+    dtype, element = _ELEMENTS[name], gl.dtype(_ELEMENTS[name])
+    split, columns = [], box[-1]
+    if plan.cta_group == 2:  # each CTA of a pair holds half the rows (or packed queries) of q, k and o, and half the columns of v
+        dim = len(box) - (1 if tensor == "v" else 2 if tensor == "k" or plan.pack_gqa == 1 else 3)
+        split = [[int(i == dim) for i in range(len(box))]]
+        columns = columns // 2 if tensor == "v" else columns
     if plan.pack_gqa > 1 or plan.page_rows:  # swizzled as the whole tile, of which the box's last two dimensions are a part
-        layout = gl.NVMMASharedLayout(min(box[-1] * plan.element_bytes, 128), 8 * plan.element_bytes, len(box))
+        bits = element.primitive_bitwidth
+        layout = gl.NVMMASharedLayout(min(columns * bits // 8, 128), bits, len(box), cga_layout=split)
     else:
         layout = gl.NVMMASharedLayout.get_default_for(box, element, cga_layout=split)
     return f"tensordesc<{dtype}{box},{layout!r}>"
@@ -198,7 +202,9 @@ def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     if tensor in "kv":
         rows = [plan.page_rows or plan.tile_n]
     else:
-        rows = [plan.tile_m * plan.cta_group] if plan.pack_gqa == 1 else [plan.tile_m // plan.pack_rows, plan.pack_rows]
+        rows = [plan.tile_m * plan.cta_group]
+        if plan.pack_gqa > 1:
+            rows = [rows[0] // plan.pack_rows, plan.pack_rows]
     columns = chunks[-1] if tail else chunks[0]
     if tensor in "kv" and 0 < plan.page_rows < plan.tile_n:  # see kernels.common.paging
         columns = min(columns, 128 // plan.element_bytes)

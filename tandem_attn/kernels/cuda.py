@@ -9,7 +9,7 @@ import ctypes
 import functools
 from collections.abc import Sequence
 
-DTYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
+DTYPES = {"float8_e4m3fn": 0, "float8_e5m2": 0, "float16": 6, "bfloat16": 9}  # CUtensorMapDataType; 8 bits as UINT8
 TENSOR_MAP_BYTES = 128
 TENSOR_MAP_ALIGN = 64
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tandem_attn.spec import mask_tree
 from tandem_attn.spec.plan import Plan
 
-NAMES = ("bounds", "mask_data", "bias_data", "pages", "parts")  # in the kernel's order, behind all other arguments
+NAMES = ("bounds", "mask_data", "bias_data", "pages", "parts", "descales")  # in the kernel's order, behind all other arguments
 SCALARS = 4  # runtime window bounds that every kernel takes
 _BIAS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
 
@@ -23,6 +23,8 @@ def types(name: str, plan: Plan) -> tuple[str, ...]:
         return (_BIAS[plan.bias], "i32", "i32", "i64", "i64", "i64", "i64") if plan.bias else ()
     if name == "pages":  # table, its stride of sequences, pages of a sequence, keys a page, and the first keys' places
         return ("*i32", "i64", "i32", "i32", *(["*i32"] if plan.leftpad else [])) if plan.page_size else ()
+    if name == "descales":  # of q, k and v, and their strides of sequence and KV head
+        return ("*fp32",) * 3 + ("i64",) * 6 if plan.descale else ()
     return ("*fp32", "*fp32", "i32", "i32") if plan.num_splits > 1 else ()  # O and statistics of the parts, parts, rows
 
 

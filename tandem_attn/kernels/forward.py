@@ -21,7 +21,7 @@ def attend(problem: Problem, plan: Plan, inputs: Inputs, execute: Execute) -> tu
     inputs = _readable(plan, _one_page_each(plan, inputs))
     q, k, v = inputs.q, inputs.k, inputs.v
     *rows, heads, _ = q.shape
-    out = torch.empty(*rows, heads, v.shape[-1], dtype=q.dtype, device=q.device)
+    out = torch.empty(*rows, heads, v.shape[-1], dtype=getattr(torch, problem.out_dtype), device=q.device)
     lse = torch.empty(*rows[:-1], heads, rows[-1], dtype=torch.float32, device=q.device)
     no_keys = k.shape[-3] == 0 or (inputs.page_table is not None and 0 in (k.shape[0], inputs.page_table.shape[1]))
     if problem.varlen or no_keys:  # the kernel writes only rows of sequences that it visits

@@ -14,6 +14,7 @@ from tandem_attn.spec.plan import Plan
 _COMMON = "tandem_attn.kernels.common"
 _OWN, _CHUNK = 16, 256  # sequences a program ranks, and compares them with at a time
 _KEYS = 1024  # of a document mask looked at together
+_POINTERS = {"float16": "*fp16", "bfloat16": "*bf16"}  # in Triton's notation
 RANGE_FIELDS = 4  # numbers that document_ranges writes for each query tile
 
 
@@ -89,7 +90,7 @@ def parts(
     helper = Helper(
         arch=plan.arch, module=f"{_COMMON}.splits", entry="combine",
         types=(
-            ("part_o", "*fp32"), ("statistics", "*fp32"), ("out", {"float16": "*fp16", "bfloat16": "*bf16"}[plan.dtype]), ("lse", "*fp32"),
+            ("part_o", "*fp32"), ("statistics", "*fp32"), ("out", _POINTERS[plan.out_dtype]), ("lse", "*fp32"),
             ("sink", "*fp32"), ("splits", "i32"), ("rows", "i32"), ("heads", "i32"), ("seqlen_q", "i32"), ("unit", "fp32"),
         ),
         constants=(

@@ -105,6 +105,7 @@ def _shapes(p: Problem) -> Inputs:
         cu_seqlens_q=_int32(p.batch + 1) if p.varlen else None,
         cu_seqlens_k=_int32(p.batch + 1) if p.varlen else None,
         seqused_k=_int32(p.batch) if p.seqused else None,
+        **{f"{name}_descale": torch.empty(p.batch, p.heads_kv, device="meta") for name in "qkv" if p.descale},
     )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def prepare(
             rows, keys, *(pitch(x.shape, x.stride()) for x in (q, k, v)),
             problem.batch, heads, problem.heads_per_kv, blocks, section, tiles, rows,
         ),
-        (*window[SCALARS:], *data, *_bias(plan, inputs), *_pages(inputs), *parts),
+        (*window[SCALARS:], *data, *_bias(plan, inputs), *_pages(inputs), *parts, *_descales(plan, problem, inputs)),
         (*before, *ranges),
         after,
     )  # fmt: skip
@@ -97,6 +97,16 @@ def _bias(plan: Plan, inputs: Inputs) -> tuple[Extra, ...]:
     bias = inputs.bias.to(getattr(torch, plan.bias))
     strides = (0 if size == 1 else stride for size, stride in zip(bias.shape, bias.stride(), strict=True))
     return (bias, *(_ENDLESS if size == 1 else size for size in bias.shape[2:]), *strides)
+
+
+def _descales(plan: Plan, problem: Problem, inputs: Inputs) -> tuple[Extra, ...]:
+    """Those of q, k and v where they lie, a 1 for one that is not given, and their strides."""
+    if not plan.descale:
+        return ()
+    given = (inputs.q_descale, inputs.k_descale, inputs.v_descale)
+    shape = (problem.batch, problem.heads_kv)
+    found = [torch.full((1, 1), 1.0, device=inputs.q.device).expand(shape) if x is None else x for x in given]
+    return (*found, *(stride for x in found for stride in x.stride()))
 
 
 def _pages(inputs: Inputs) -> tuple[Extra, ...]:
@@ -138,8 +148,9 @@ def _maps(plan: Plan, kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, out: Tens
     """Descriptors of q, k, v, o and their tails, in the kernel's order; a tail that is not used repeats its tensor's."""
     pack, tensors = plan.pack_gqa, (q, k, v, out)
     how = ((q_is_ragged(plan), pack), (kv_is_ragged(plan), 1), (kv_is_ragged(plan), 1), (plan.varlen, pack))
+    dtypes = (plan.dtype, plan.dtype, plan.dtype, plan.out_dtype)
     boxes = kernel.descriptors
-    make = lambda i, box: _map(plan.dtype, tensors[i].data_ptr(), tensors[i].shape, tensors[i].stride(), *how[i], *box)  # noqa: E731
+    make = lambda i, box: _map(dtypes[i], tensors[i].data_ptr(), tensors[i].shape, tensors[i].stride(), *how[i], *box)  # noqa: E731
     found = [make(i, boxes[i]) for i in range(len(tensors))]
     tails = [make(i, boxes[len(tensors) + i]) for i in range(len(tensors))] if kernel.has_tails else found
     return (*found, *tails)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tandem_attn.reference import dense
-from tandem_attn.reference.numerics import accumulator_dtype
+from tandem_attn.reference.numerics import accumulator_dtype, out_dtype
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.problem import Problem
 
@@ -189,14 +189,14 @@ def compare_all(
     magnitudes: Mapping[str, Tensor] | None = None,
     roundings: float = 0.0,
 ) -> list[Comparison]:
-    """One comparison for each result, judged by ``dtype``; LSE by float32 (float64 for float64 inputs).
+    """One comparison for each result, judged by ``dtype``, LSE by float32 (float64 for float64 inputs), O of 8-bit inputs by its own.
 
-    With 16-bit inputs LSE may besides carry the error of the exp2 that their kernels use. ``roundings`` of ``dtype`` on the largest of
-    ``magnitudes`` are allowed besides, for problems so small that the plain error is a matter of luck.
+    With inputs of 16 bits or fewer LSE may besides carry the error of the exp2 that their kernels use. ``roundings`` of ``dtype`` on the
+    largest of ``magnitudes`` are allowed besides, for problems so small that the plain error is a matter of luck.
     """
     sums, found = magnitudes or {}, []
     for name, x in got.items():
-        judged = accumulator_dtype(dtype) if name == "lse" else dtype
+        judged = accumulator_dtype(dtype) if name == "lse" else out_dtype(dtype)
         absolute = EXP2_ERROR if name == "lse" and dtype != judged else 0.0
         if name in sums and roundings:
             absolute += roundings * torch.finfo(dtype).eps * _largest(sums[name].nan_to_num(0.0))
@@ -207,6 +207,7 @@ def compare_all(
 def plainly(problem: Problem, inputs: Inputs, grad_out: Tensor | None = None, grad_lse: Tensor | None = None) -> dict[str, Tensor]:
     """The yardstick of ``compare_all``: ``results`` in the inputs' dtype, LSE in float32.
 
+    With 8-bit inputs: in float32, weights rounded to the inputs' dtype as ``dense.attention`` says, and O to its own.
     Where a 16-bit dtype cannot hold an intermediate (logits beyond 65504 in float16), the float32 result rounded to the dtype takes its
     place.
     """
@@ -214,6 +215,9 @@ def plainly(problem: Problem, inputs: Inputs, grad_out: Tensor | None = None, gr
     wide = results(problem, inputs, accumulator_dtype(dtype), grad_out, grad_lse)
     if dtype == accumulator_dtype(dtype):
         return wide
+    if dtype.itemsize == 1:  # PyTorch computes nothing in 8 bits: weights are rounded to them, O to its own dtype
+        out, _ = dense.attention(problem, inputs, accumulator_dtype(dtype), weights=dtype)
+        return wide | {"out": out.to(out_dtype(dtype))}
     narrow = results(problem, inputs, dtype, grad_out, grad_lse)
     return {name: wide[name] if name == "lse" else rounded_where_needed(x, wide[name]) for name, x in narrow.items()}
 

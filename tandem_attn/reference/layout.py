@@ -145,6 +145,19 @@ def gather(x: Tensor, rows: Rows, lens: Tensor | None) -> Tensor:
     return torch.where(valid[:, :, None, None], taken, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
+def descaled(x: Tensor, descale: Tensor | None, members: Tensor) -> Tensor:
+    """What 8-bit x (members, length, heads, D) stands for, in float32; ``descale`` is (B, Hkv). Wider tensors as they are."""
+    if x.dtype.itemsize > 1:
+        return x
+    wide = x.to(torch.float32)
+    return wide if descale is None else wide * of_heads(descale[members], x.shape[2])[:, None, :, None]
+
+
+def of_heads(descale: Tensor, heads: int) -> Tensor:
+    """(..., Hkv) for ``heads`` heads, query heads that share a KV head being neighbours."""
+    return descale.repeat_interleave(heads // descale.shape[-1], dim=-1)
+
+
 def blank(problem: Problem, like: Tensor, width: int, fill: float, dtype: torch.dtype) -> Tensor:
     """A tensor to scatter into, shaped as ``like`` with last size ``width``; packed ones have one spare row, see ``scatter``."""
     rows = (like.shape[0] + 1,) if problem.varlen else like.shape[:2]

@@ -18,6 +18,11 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def out_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of O, for inputs of ``dtype``: see ``Problem.out_dtype``."""
+    return torch.bfloat16 if dtype.itemsize == 1 else dtype
+
+
 def exp_(x: Tensor, split: Exp2Split) -> Tensor:
     """e^x in place: the planned columns as 2^(log2(e) x) by the FMA units' polynomial, the others exactly rounded (the MUFU model)."""
     if split.fma_pairs == 0 or x.dtype == torch.float64:
@@ -66,6 +71,8 @@ def finite_or_zero(m: Tensor) -> Tensor:
     return torch.where(torch.isneginf(m), torch.zeros_like(m), m)
 
 
-def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x with the precision of ``dtype``, still in its accumulator dtype: an operand of the next MMA."""
-    return x if dtype == x.dtype else x.to(dtype).to(x.dtype)
+def round_to(x: Tensor, dtype: torch.dtype, exponent: int = 0) -> Tensor:
+    """x with the precision that ``dtype`` has for x * 2^exponent, still in its accumulator dtype: an operand of the next MMA."""
+    if dtype == x.dtype:
+        return x
+    return x.to(dtype).to(x.dtype) if exponent == 0 else (x * 2.0**exponent).to(dtype).to(x.dtype) * 2.0**-exponent

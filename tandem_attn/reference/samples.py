@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ class Sample:
 
 
 def sample(problem: Problem, seed: int, device: str | torch.device = "cpu") -> Sample:
-    """Standard normal q, k, v, sink and grad_out, ALiBi slopes as in its paper; padded, or packed with ``problem.lengths``.
+    """Standard normal q, k, v, sink and grad_out, ALiBi slopes as in its paper, descales in [1/2, 3/2).
+
+    Padded, or packed with ``problem.lengths``.
 
     Raises:
         ValueError: a packed problem without lengths, or a problem with a cache or a bias, which this function does not make.
@@ -44,7 +46,11 @@ def sample(problem: Problem, seed: int, device: str | torch.device = "cpu") -> S
         cu_seqlens_q=_offsets([q for q, _ in problem.lengths], device) if problem.varlen else None,
         cu_seqlens_k=_offsets([k for _, k in problem.lengths], device) if problem.varlen else None,
     )
-    return Sample(inputs, normal(*q_rows, problem.heads, problem.head_dim_v))
+    grad_out = normal(*q_rows, problem.heads, problem.head_dim_v).to(getattr(torch, problem.out_dtype))
+    if problem.descale:
+        numbers = (torch.rand(3, problem.batch, problem.heads_kv, generator=generator) + 0.5).to(device)
+        inputs = replace(inputs, q_descale=numbers[0], k_descale=numbers[1], v_descale=numbers[2])
+    return Sample(inputs, grad_out)
 
 
 def _slopes(heads: int, device: str | torch.device) -> Tensor:

@@ -13,7 +13,7 @@ from tandem_attn.reference import tiled
 from tandem_attn.spec.inputs import Gradients, Inputs
 from tandem_attn.spec.masks import Full, Window
 from tandem_attn.spec.plan import Plan
-from tandem_attn.spec.problem import Problem
+from tandem_attn.spec.problem import FLOAT8, Problem
 
 _aten = torch.ops.aten
 _LARGEST_LSE = 512.0  # PyTorch's CPU backward sums logits in another order than its forward; where they are large, P = exp(S - LSE) is off
@@ -30,6 +30,8 @@ _EXTRAS = {
 def missing(problem: Problem) -> str | None:
     """What the problem asks for that these kernels lack; None: they serve it."""
     lacks = [words for name, words in _EXTRAS.items() if getattr(problem, name)]
+    if problem.dtype in FLOAT8:
+        lacks.append(f"dtype {problem.dtype}")
     if problem.softcap:
         lacks.append("softcap")
     if not problem.scale_value > 0:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from tandem_attn.reference import tiled_backward, tiled_forward
 from tandem_attn.reference.chunk import Dense
-from tandem_attn.reference.layout import Group, blank, gather, groups, scatter
-from tandem_attn.reference.numerics import accumulator_dtype
+from tandem_attn.reference.layout import Group, blank, descaled, gather, groups, scatter
+from tandem_attn.reference.numerics import accumulator_dtype, out_dtype
 from tandem_attn.spec.inputs import Gradients, Inputs
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.problem import Problem
@@ -17,9 +17,9 @@ from tandem_attn.spec.problem import Problem
 def forward(problem: Problem, plan: Plan, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """O, shaped as q with last size head_dim_v, and LSE: (B, H, Sq), or (H, total_q) for packed calls.
 
-    O has the inputs' dtype; LSE is float32, natural log (float64 for float64 inputs).
+    O has the inputs' dtype (bfloat16 for 8-bit ones); LSE is float32, natural log (float64 for float64 inputs).
     """
-    out = blank(problem, inputs.q, problem.head_dim_v, 0.0, inputs.q.dtype)
+    out = blank(problem, inputs.q, problem.head_dim_v, 0.0, out_dtype(inputs.q.dtype))
     lse = blank(problem, inputs.q, 1, float("-inf"), accumulator_dtype(inputs.q.dtype))
     for group in groups(problem, inputs):
         group_out, group_lse = tiled_forward.forward(_dense(problem, inputs, group), plan)
@@ -79,9 +79,9 @@ def _dense(problem: Problem, inputs: Inputs, group: Group) -> Dense:
     return Dense(
         problem=problem,
         members=group.members,
-        q=gather(inputs.q, group.q_rows, group.lens_q),
-        k=gather(inputs.k, group.k_rows, group.lens_k),
-        v=gather(inputs.v, group.k_rows, group.lens_k),
+        q=descaled(gather(inputs.q, group.q_rows, group.lens_q), inputs.q_descale, group.members),
+        k=descaled(gather(inputs.k, group.k_rows, group.lens_k), inputs.k_descale, group.members),
+        v=descaled(gather(inputs.v, group.k_rows, group.lens_k), inputs.v_descale, group.members),
         sink=inputs.sink,
         alibi_slopes=None if slopes is None else slopes[_slopes_of(slopes, group)],
         bias=None if bias is None else bias[_bias_of(bias, group)],

@@ -21,9 +21,9 @@ Partial = tuple[Tensor, Tensor, Tensor]  # acc_O (chunk, group * M, Dv), row_max
 
 
 def forward(dense: Dense, plan: Plan) -> tuple[Tensor, Tensor]:
-    """O (B, Sq, H, Dv) in the inputs' dtype and LSE (B, H, Sq), natural log, in the accumulator dtype."""
+    """O (B, Sq, H, Dv) in the call's dtype of O and LSE (B, H, Sq), natural log, in the accumulator dtype."""
     batch, seqlen_q, heads = dense.q.shape[:3]
-    out = dense.q.new_empty(batch, seqlen_q, heads, dense.problem.head_dim_v)
+    out = dense.q.new_empty(batch, seqlen_q, heads, dense.problem.head_dim_v, dtype=getattr(torch, dense.problem.out_dtype))
     lse = torch.empty(batch, heads, seqlen_q, dtype=accumulator_dtype(dense.q.dtype), device=dense.q.device)
     for chunk in chunks(dense, plan.tile_m, plan.tile_n):
         q, k, v = chunk.query_rows(dense.q), chunk.key_rows(dense.k), chunk.key_rows(dense.v)
@@ -54,6 +54,7 @@ def _loop(chunk: Chunk, plan: Plan, q: Tensor, k: Tensor, v: Tensor, m: slice, v
     acc = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
     row_max = q.new_full((q.shape[0], chunk.group, m.stop - m.start), float("-inf"))
     row_sum = torch.zeros_like(row_max)
+    operand = getattr(torch, plan.dtype)
     on_host = q.device.type == "cpu"  # elsewhere a decision by value would synchronise
     for n_block in reversed(blocks):
         n = slice(n_block * plan.tile_n, min((n_block + 1) * plan.tile_n, k.shape[1]))
@@ -68,7 +69,7 @@ def _loop(chunk: Chunk, plan: Plan, q: Tensor, k: Tensor, v: Tensor, m: slice, v
         row_sum = row_sum * alpha + p.sum(-1).view_as(row_sum)
         if not on_host or bool((alpha != 1).any()):
             acc.mul_(alpha.flatten(1)[..., None])
-        acc.baddbmm_(round_to(p, chunk.dense.v.dtype), v[:, n])
+        acc.baddbmm_(round_to(p, operand, plan.p_exponent), v[:, n])
         row_max = new_max
     return acc, row_max, row_sum
 

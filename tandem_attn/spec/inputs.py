@@ -30,6 +30,9 @@ class Inputs:
     seqused_k: Tensor | None = None
     page_table: Tensor | None = None  # (B, pages of a sequence) int32
     leftpad: Tensor | None = None  # (B,) int32: the first key of each sequence in its cache
+    q_descale: Tensor | None = None  # (B, Hkv) float32: 8-bit q, k and v stand for themselves times these
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,14 @@ from typing import Any
 
 from tandem_attn.spec.arch import Arch, get_arch
 from tandem_attn.spec.exp2 import Exp2Split
+from tandem_attn.spec.problem import DTYPES as ELEMENT_BYTES
+from tandem_attn.spec.problem import FLOAT8, output_dtype
 from tandem_attn.spec.resources import MMA_BYTES, Region, Role, check_regions, check_roles, chunks, used
 
 _WARP_ROWS = 32  # rows of a warp where each thread holds one
 
 FORWARD = "forward"
 BACKWARD = "backward"
-ELEMENT_BYTES = {"float8_e4m3fn": 1, "float8_e5m2": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 LARGEST_P = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float16": 65504.0}  # largest finite value; the others hold any 2^x of float32
 
 
@@ -82,7 +83,7 @@ class Plan:
     rescale_threshold: float = 8.0  # tau, log2 units: O is rescaled when a row maximum grew by more; 0: whenever it grew
     rescale_rows: int = 1  # rows that decide together (one exceeds tau: all take their new maximum); 0: always, without a branch
     p_parts: tuple[float, ...] = (1.0,)  # shares of P's columns written when each signal is given; the PV product starts at the first
-    p_exponent: int = 0  # P is kept times 2^p_exponent (FP8: to use its range); row sums carry the same factor
+    p_exponent: int = 0  # P and row sums are kept times 2^p_exponent (8-bit P: small weights then are not subnormal)
     schedule: Schedule = Schedule()
     pack_gqa: int = 1  # query heads of one KV head packed as rows of a tile: row r is query r // pack_rows, head r % pack_rows
     num_splits: int = 1  # parts of the key range, combined afterwards
@@ -96,6 +97,7 @@ class Plan:
     softcap: bool = False
     sink: bool = False
     alibi: bool = False
+    descale: bool = False
     bias: str = ""  # element type of the bias; empty: none. Logits then stay in natural units, so that the lowest finite bias is no -inf
     scaled_first: bool = False  # logits are scaled before the mask and the maxima, not within the exponent: scale <= 0
     return_lse: bool = False
@@ -142,6 +144,10 @@ class Plan:
     @property
     def element_bytes(self) -> int:
         return ELEMENT_BYTES[self.dtype]
+
+    @property
+    def out_dtype(self) -> str:
+        return output_dtype(self.dtype)
 
     @property
     def head_dim_chunks(self) -> tuple[int, ...]:
@@ -239,14 +245,12 @@ def _check_choices(p: Plan, arch: Arch) -> None:
         raise ValueError(f"direction must be {FORWARD!r} or {BACKWARD!r}, got {p.direction!r}")
     if p.dtype not in ELEMENT_BYTES:
         raise ValueError(f"dtype must be one of {', '.join(ELEMENT_BYTES)}, got {p.dtype!r}")
+    if p.descale and p.dtype not in FLOAT8:
+        raise ValueError(f"descale must be False for dtype {p.dtype} (only {' and '.join(FLOAT8)} have descales)")
     if p.cta_group not in (1, 2) or (p.cta_group == 2 and not arch.tmem_columns):
         raise ValueError(f"cta_group must be 1, or 2 on a chip with tcgen05, got {p.cta_group!r} on {arch.name}")
     if p.schedule.launch is Launch.CLC and not arch.tmem_columns:
         raise ValueError(f"schedule.launch 'clc' needs cluster launch control (Blackwell), got arch {arch.name}")
-    if p.schedule.launch is Launch.DYNAMIC and p.cta_group == 2:
-        raise ValueError(
-            "schedule.launch must not be 'dynamic' with cta_group=2 (a counter hands tiles to single CTAs): use 'static', 'clc'"
-        )
     if p.schedule.section < 0:
         raise ValueError(f"schedule.section must be >= 0, got {p.schedule.section}")
 
@@ -262,8 +266,11 @@ def _check_tiles(p: Plan, arch: Arch) -> None:
         return
     if p.tile_m not in (64, 128):
         raise ValueError(f"tile_m must be 64 or 128 on {arch.name} (rows of one MMA), got {p.tile_m}")
-    if p.tile_n % 16 or p.tile_n > 256:
-        raise ValueError(f"tile_n must be a multiple of 16 up to 256 on {arch.name} (columns of one MMA), got {p.tile_n}")
+    step = max(16, MMA_BYTES // p.element_bytes)
+    if p.tile_n % step or p.tile_n > 256:
+        raise ValueError(f"tile_n must be a multiple of {step} up to 256 on {arch.name} (columns of one MMA), got {p.tile_n}")
+    if p.o_over_q and p.out_dtype != p.dtype:
+        raise ValueError(f"o_over_q must be False for {p.dtype}: O is {p.out_dtype} and no tile of Q")
 
 
 def _check_int(p: Plan, name: str, minimum: int) -> None:

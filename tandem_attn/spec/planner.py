@@ -15,13 +15,13 @@ from tandem_attn.spec import planner_sm90, planner_sm100
 from tandem_attn.spec.arch import Arch, get_arch
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.plan import BACKWARD, FORWARD, Plan
-from tandem_attn.spec.planner_rules import CPU_DTYPES, GPU_DTYPES, Criterion, Grid, fixed_fields, rules
-from tandem_attn.spec.problem import HEAD_DIM_MAX, Problem
+from tandem_attn.spec.planner_rules import CPU_DTYPES, Criterion, Grid, fixed_fields, gpu_dtypes, row_step, rules
+from tandem_attn.spec.problem import FLOAT8, HEAD_DIM_MAX, Problem
 
 # Plan fields that only the problem may set.
 _FROM_PROBLEM = frozenset(
     "arch dtype head_dim head_dim_v page_size leftpad varlen seqused".split()  # noqa: SIM905
-    + "deterministic mask softcap sink alibi bias scaled_first return_lse".split()  # noqa: SIM905
+    + "deterministic mask softcap sink alibi descale bias scaled_first return_lse".split()  # noqa: SIM905
 )
 
 
@@ -51,7 +51,7 @@ def plan(problem: Problem, arch: Arch | str, **overrides: Any) -> Planned:
     chip = get_arch(arch) if isinstance(arch, str) else arch
     direction = overrides.pop("direction", BACKWARD if problem.backward else FORWARD)
     _check_overrides(problem, chip, direction, overrides)
-    _check_supported(problem, chip)
+    _check_supported(problem, chip, direction)
     if chip.capability is None:
         return _plan_cpu(problem, chip, direction, overrides)
     family = planner_sm90 if chip.capability[0] == 9 else planner_sm100
@@ -126,18 +126,23 @@ def _check_overrides(problem: Problem, arch: Arch, direction: str, overrides: di
     Plan(**{**fixed_fields(problem, arch, direction), **overrides})  # names the field that is wrong by itself
 
 
-def _check_supported(problem: Problem, arch: Arch) -> None:
+def _check_supported(problem: Problem, arch: Arch, direction: str) -> None:
     backend = backend_name(arch)
+    if problem.dtype in FLOAT8 and direction == BACKWARD:
+        raise UnsupportedError(backend=backend, missing=f"gradients of {problem.dtype}", nearest="q, k and v in bfloat16")
     if arch.capability is None:
         if problem.dtype not in CPU_DTYPES:
             raise UnsupportedError(backend=backend, missing=f"dtype {problem.dtype}", nearest=", ".join(CPU_DTYPES))
         return
-    if problem.dtype not in GPU_DTYPES:
-        raise UnsupportedError(backend=backend, missing=f"dtype {problem.dtype}", nearest="float16 or bfloat16, or backend 'reference'")
+    if problem.dtype not in gpu_dtypes(arch):
+        *most, last = gpu_dtypes(arch)
+        nearest = f"{', '.join(most)} or {last}, or backend 'reference'"
+        raise UnsupportedError(backend=backend, missing=f"dtype {problem.dtype}", nearest=nearest)
     for name in ("head_dim", "head_dim_v"):
         value = getattr(problem, name)
         if value > HEAD_DIM_MAX:
             raise UnsupportedError(backend=backend, missing=f"{name} {value}", nearest=f"{name} up to {HEAD_DIM_MAX}")
-        if value % 8:
-            nearest = f"{name} {-(-value // 8) * 8} with zero padding (TMA reads rows in units of 16 bytes)"
+        step = row_step(problem)
+        if value % step:
+            nearest = f"{name} {-(-value // step) * step} with zero padding (TMA reads rows in units of 16 bytes)"
             raise UnsupportedError(backend=backend, missing=f"{name} {value}", nearest=nearest)

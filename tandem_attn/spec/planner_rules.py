@@ -12,18 +12,21 @@ from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.mask_tree import lower
 from tandem_attn.spec.plan import BACKWARD, FORWARD, Launch, Plan, Schedule, ScheduleKind, mask_structure
 from tandem_attn.spec.predicates import UntraceableError
-from tandem_attn.spec.problem import Problem
+from tandem_attn.spec.problem import FLOAT8, Problem
 from tandem_attn.spec.resources import MMA_BYTES, Packer
 from tandem_attn.spec.schedule import l2_section
 
 GPU_DTYPES = ("float16", "bfloat16")
-CPU_DTYPES = ("float16", "bfloat16", "float32", "float64")
+CPU_DTYPES = ("float16", "bfloat16", "float32", "float64", *FLOAT8)
 SMEM_ALIGN = 1024  # bytes; the 128-byte swizzle of TMA repeats every 1024 (PTX ISA, tensor swizzling)
 BARRIER_BYTES = 512  # 64 mbarriers of 8 bytes: more than any of our pipelines has
 ALL_THAT_FIT = 0  # as a number of K/V slots
 MAX_KV_STAGES = 10  # as many as the public kernels use; further slots hide no more latency
 
 _FEWEST_PAGE_ROWS = 8  # the pattern of a swizzled tile repeats every 8 rows of 128 bytes (PTX ISA, tensor swizzling modes)
+# 8-bit P: with its row's maximum at 2^8, weights down to 2^-14 of it are normal in e4m3 (2^-22 in e5m2), and with tau = 0 the largest is an
+# exact power of two. Measured (docs/ledger.md): errors of peaked rows 2 to 3 times those of tau = 8 or of no exponent at all are avoided.
+_FLOAT8_P = {"p_exponent": 8, "rescale_threshold": 0.0}
 _MIN_SPLIT_BLOCKS = 4  # key blocks a split must keep: fewer do not pay for writing and combining a partial result
 _MAX_SPLITS = 128
 
@@ -70,7 +73,19 @@ def fixed_fields(problem: Problem, arch: Arch, direction: str) -> dict[str, Any]
         "alibi": problem.alibi,
         "bias": problem.bias_type if problem.bias_type in ("", "float16", "bfloat16") else "float32",  # others are converted
         "return_lse": problem.return_lse and forward,
+        "descale": problem.descale,
+        **(_FLOAT8_P if problem.dtype in FLOAT8 else {}),
     }
+
+
+def row_step(problem: Problem) -> int:
+    """What head dimensions are multiples of on a GPU: TMA reads rows in units of 16 bytes (PTX ISA, tensors)."""
+    return max(8, 16 // problem.element_bytes)
+
+
+def gpu_dtypes(arch: Arch) -> tuple[str, ...]:
+    """Element types of q, k and v that the kernels for a chip take: 8 bits where P can stay in tensor memory."""
+    return (*GPU_DTYPES, *FLOAT8) if arch.tmem_columns else GPU_DTYPES
 
 
 def _structure(problem: Problem, arch: Arch) -> str:
@@ -155,15 +170,16 @@ def rules(problem: Problem, arch: Arch, plan: Plan, fixed: frozenset[str]) -> tu
     return plan, reasons
 
 
-def page_rows(problem: Problem, tile_n: int) -> int:
+def page_rows(problem: Problem, tile_n: int, cta_group: int = 1) -> int:
     """Keys of a page that one copy brings, so that no copy crosses a page: tiles start at a sequence's first key.
 
-    Where that is fewer than ``_FEWEST_PAGE_ROWS``, pages are brought together before, as one page a sequence.
+    Where that is fewer than ``_FEWEST_PAGE_ROWS``, pages are brought together before, as one page a sequence; also where a CTA pair would
+    put a tile together from pages, of which each CTA holds other keys of K and other columns of V.
     """
     if problem.page_size == 0:
         return 0
     rows = 1 if problem.leftpad else math.gcd(problem.page_size, tile_n)
-    whole = problem.page_size >= problem.seqlen_k or rows < _FEWEST_PAGE_ROWS
+    whole = problem.page_size >= problem.seqlen_k or rows < _FEWEST_PAGE_ROWS or cta_group == 2
     return tile_n if whole else rows
 
 

@@ -27,23 +27,24 @@ from tandem_attn.spec.planner_rules import (
     too_large,
     uneven,
 )
-from tandem_attn.spec.problem import Problem
-from tandem_attn.spec.resources import Packer, Region, Role, chunks
+from tandem_attn.spec.problem import DTYPES, Problem
+from tandem_attn.spec.resources import MMA_BYTES, Packer, Region, Role, chunks
 
 _F32 = 4
 _DISPATCH_BYTES = 1024  # what Gluon keeps in shared memory to start its roles with; with the barriers 0.6 to 0.9 KB in the kernels compiled
 _NARROW = 64  # keys of a block whose scores meet a bias or a table element each: a row of them must fit a thread beside its scores
-_PAIR_HEAD_DIM = 128  # from here on a CTA pair pays: below, K and V tiles are small and the exponential decides alone
+_PAIR_HEAD_DIM = 128  # of 16 bits; from here on a CTA pair pays: below, K and V tiles are small and the exponential decides alone
 _DQ_COLUMNS, _DQ_STAGES = 32, 2  # dQ leaves tensor memory in slices of 32 columns, one being written while one is added
 
 
 def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:
     tile_m, tile_n, q_stages, pair = point["tile_m"], point["tile_n"], point["q_stages"], point["cta_group"]
-    d, dv, e = sum(chunks(problem.head_dim)), sum(chunks(problem.head_dim_v)), problem.element_bytes
-    q_bytes, o_bytes = tile_m * d * e, tile_m * dv * e
+    e = problem.element_bytes
+    d, dv = (sum(chunks(n, MMA_BYTES // e)) for n in (problem.head_dim, problem.head_dim_v))
+    q_bytes, o_bytes = tile_m * d * e, tile_m * dv * DTYPES[problem.out_dtype]
     k_bytes, v_bytes = tile_n * d * e // pair, tile_n * dv * e // pair  # each CTA of a pair holds half of operand B
     own_o = not point["o_over_q"]
-    if not own_o and o_bytes > q_bytes:
+    if not own_o and (o_bytes > q_bytes or problem.out_dtype != problem.dtype):
         return None
     stats = q_stages * tile_m * _F32  # how to scale O, from softmax to correction
     fixed = q_stages * (q_bytes + (o_bytes if own_o else 0)) + stats + BARRIER_BYTES + _DISPATCH_BYTES
@@ -56,18 +57,20 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     smem.add("arguments", _DISPATCH_BYTES)
     if tile_n > _NARROW and (problem.bias or reads_elements(base["mask"])):
         return None
-    fields = point | {"page_rows": page_rows(problem, tile_n)}
+    fields = point | {"page_rows": page_rows(problem, tile_n, pair)}
     technique = {"exp2": _exp2(problem, arch), "rescale_rows": 32, "p_parts": p_parts(tile_n, e)}
     tmem = _forward_tmem(q_stages, tile_n, dv, e)
     return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(q_stages), "smem": smem.regions, "tmem": tmem})
 
 
-def _pair_objection(problem: Problem, rows: int) -> str:
-    """Why a CTA pair does not suit the problem; empty when it does."""
-    if max(problem.head_dim, problem.head_dim_v) < _PAIR_HEAD_DIM:
+def _pair_objection(problem: Problem, rows: int, tile_n: int) -> str:
+    """Why a CTA pair does not suit the problem; empty when it does. A plan with pairs that is asked for is made all the same."""
+    if max(problem.head_dim, problem.head_dim_v) * problem.element_bytes < 2 * _PAIR_HEAD_DIM:
         return "the exponential decides alone"
-    if uneven(problem) or problem.seqused or problem.page_size:
-        return "the two CTAs of a pair would have unlike work or scattered keys"
+    if uneven(problem) or problem.seqused:
+        return "the two CTAs of a pair would have unlike work"
+    if problem.page_size and page_rows(problem, tile_n) < tile_n:
+        return "pages would have to be brought together before"
     if problem.bias or any(not isinstance(leaf, Full | Window) for leaf in problem.mask.leaves()):
         return "what scores meet is read from memory, which decides alone"
     return "" if problem.seqlen_q > rows else "one CTA covers all queries"
@@ -101,7 +104,8 @@ def _exp2(problem: Problem, arch: Arch) -> Exp2Split:
     """Pairs of 16 on FMA units. The public kernels take 3 (d128), 2 (d128 causal), 1 (d192 causal), none where MUFU is twice as fast."""
     if (arch.mufu or 0) >= 32:
         return Exp2Split()
-    mean_dim = (problem.head_dim + problem.head_dim_v) / 2  # exp cycles over MMA cycles are 128 / mean_dim
+    faster = (arch.mma_rate(problem.dtype) or 1) / (arch.mma_rate("bfloat16") or 1)  # 8-bit products: 2
+    mean_dim = (problem.head_dim + problem.head_dim_v) / 2 / faster  # exp cycles over MMA cycles are 128 / mean_dim
     if mean_dim >= 256:
         return Exp2Split()
     if mean_dim > 128:
@@ -234,8 +238,8 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
         ),
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(
-            lambda p: p.cta_group == 2 and bool(_pair_objection(problem, p.rows_per_cta)),
-            lambda p: f"one CTA a tile: {_pair_objection(problem, p.rows_per_cta)}",
+            lambda p: p.cta_group == 2 and bool(_pair_objection(problem, p.rows_per_cta, p.tile_n)),
+            lambda p: f"one CTA a tile: {_pair_objection(problem, p.rows_per_cta, p.tile_n)}",
         ),
         Criterion(lambda p: -p.cta_group, lambda _: "a CTA pair shares K and V: half the shared memory and traffic for them in each"),
         Criterion(lambda p: -min(p.kv_stages, 3), lambda p: f"{p.kv_stages} K/V slots: K, V and the next K in flight"),
@@ -247,11 +251,17 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
 def _forward_remarks(plan: Plan) -> list[Choice]:
     remarks = [
         exp2_remark(plan),
-        ("rescale_rows", f"O is rescaled by a warp only when one of its row maxima grew by more than 2^{plan.rescale_threshold:g}"),
+        ("rescale_rows", f"O is rescaled by a warp only when one of its row maxima grew{_by(plan.rescale_threshold)}"),
     ]
+    if plan.p_exponent:
+        remarks.append(("p_exponent", f"P is kept times 2^{plan.p_exponent}: small weights in {plan.dtype} would be subnormal or zero"))
     if len(plan.p_parts) > 1:
         remarks.append(("p_parts", f"P is signalled at {plan.p_parts[0]:.0%}: the PV product starts before the row is finished"))
     return remarks
+
+
+def _by(threshold: float) -> str:
+    return f" by more than 2^{threshold:g}" if threshold else ", so that the largest weight is an exact power of two"
 
 
 def _backward_criteria(problem: Problem) -> tuple[Criterion, ...]:

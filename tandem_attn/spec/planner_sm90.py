@@ -45,7 +45,7 @@ def _roles(consumers: int) -> tuple[Role, ...]:
 def _fills_wide_tiles(problem: Problem) -> bool:
     """Whether sequences are long enough for 192-row tiles: measured on an H200 at head_dim 64 (docs/ledger.md)."""
     causal = problem.mask.bounds(problem.seqlen_q, problem.seqlen_k).outer.hi is not None
-    return problem.seqlen_k > (4096 if causal else 1024)
+    return problem.seqlen_k >= (4096 if causal else 2048)
 
 
 def _few_scalars(problem: Problem, mask: str) -> bool:

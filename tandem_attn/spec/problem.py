@@ -10,10 +10,16 @@ from typing import Any
 
 from tandem_attn.spec.masks import Full, Mask, is_integer
 
-DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes an element
+DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1}  # bytes an element
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")  # of q, k and v; forward only
 DEVICES = ("cpu", "cuda", "meta")  # meta: shapes only
-_FLAGS = ("sink", "alibi", "bias", "varlen", "seqused", "cache", "leftpad", "backward", "deterministic", "return_lse")
+_FLAGS = ("sink", "alibi", "bias", "descale", "varlen", "seqused", "cache", "leftpad", "backward", "deterministic", "return_lse")
 HEAD_DIM_MAX = 256  # the largest head dimension any peer trains with; absorbed MLA (512 + 64) is another algorithm
+
+
+def output_dtype(dtype: str) -> str:
+    """Element type of O: that of q, k and v, bfloat16 for 8-bit ones."""
+    return "bfloat16" if dtype in FLOAT8 else dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +49,7 @@ class Problem:
     alibi: bool = False
     bias: bool = False
     bias_dtype: str = ""  # "": dtype
+    descale: bool = False  # q, k and v stand for themselves times a number a sequence and KV head; 8-bit dtypes only
     varlen: bool = False
     total_q: int = 0  # 0: batch * seqlen_q
     total_k: int = 0
@@ -90,10 +97,16 @@ class Problem:
     def element_bytes(self) -> int:
         return DTYPES[self.dtype]
 
+    @property
+    def out_dtype(self) -> str:
+        return output_dtype(self.dtype)
+
     def __str__(self) -> str:
         dims = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d({self.head_dim},{self.head_dim_v})"
         flags = [
-            n for n in ("sink", "alibi", "bias", "varlen", "seqused", "cache", "leftpad", "backward", "deterministic") if getattr(self, n)
+            n
+            for n in ("sink", "alibi", "bias", "descale", "varlen", "seqused", "cache", "leftpad", "backward", "deterministic")
+            if getattr(self, n)
         ]
         flags += [f"softcap={self.softcap:g}"] if self.softcap else []
         flags += [f"page_size={self.page_size}"] if self.page_size else []
@@ -137,5 +150,7 @@ def _check_scores(p: Problem) -> None:
     for name in _FLAGS:
         if not isinstance(getattr(p, name), bool):
             raise TypeError(f"{name} must be a bool, got {getattr(p, name)!r}")
+    if p.descale and p.dtype not in FLOAT8:
+        raise ValueError(f"descale must be False for dtype {p.dtype} (only {' and '.join(FLOAT8)} have descales)")
     if p.device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {p.device!r}")

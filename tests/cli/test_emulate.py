@@ -76,7 +76,7 @@ def test_a_report_is_printed_and_exits_1(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (("--arch", "sm_80"), "'sm_80' is not one of"),
         (("--backward",), "does not cover the backward"),
-        (("--dtype", "fp32"), "'emulator:sm_90a' does not cover float32"),
+        (("--dtype", "fp32"), "'emulator:sm_90a' does not cover dtype float32 (the kernels for H200 take float16, bfloat16)"),
         (("--head-dim", "12"), "does not cover head_dim=12 (multiples of 8)"),
         (("--schedule", "sometimes"), "'sometimes' is not at-issue, latest or random:SEED"),
         (("--schedule", "latest:3"), "'latest:3' is not at-issue, latest or random:SEED"),

@@ -27,15 +27,20 @@ SIGNATURES = {  # flash-attn 2.8, flash_attn/flash_attn_interface.py
     "cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
     "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False",
 }
+DESCALES = ("q_descale", "k_descale", "v_descale")  # FlashAttention-3's; by keyword, so that positions stay those of flash-attn 2
+WITH_DESCALES = ("flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache")
 WINDOWS = [(-1, -1), (-1, 0), (3, -1), (-1, 2), (0, 0), (2, 3), (100, 100)]
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature_is_flash_attn_2s(name: str) -> None:
-    parameters = inspect.signature(getattr(fa, name)).parameters.values()
+    everything = inspect.signature(getattr(fa, name)).parameters.values()
+    parameters = [p for p in everything if p.name not in DESCALES]
     bare = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
     assert ", ".join(bare) == SIGNATURES[name]
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+    added = tuple(p.name for p in everything if p.kind is p.KEYWORD_ONLY and p.default is None)
+    assert added == (DESCALES if name in WITH_DESCALES else ())
 
 
 def test_all_functions_are_exported() -> None:

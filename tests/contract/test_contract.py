@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import sys
@@ -18,6 +19,10 @@ from torch import Tensor
 import tandem_attn
 from tandem_attn import Causal, UnsupportedError, Window, attention, attention_kvcache, attention_varlen
 from tandem_attn.api import backends
+from tandem_attn.reference.compare import compare_all, plainly, results
+from tandem_attn.reference.samples import sample
+from tandem_attn.spec.inputs import Inputs
+from tandem_attn.spec.problem import Problem
 from tests.support.cases import DTYPES, Case
 from tests.support.judge import check
 
@@ -506,3 +511,57 @@ def test_contract_13_v_of_ones_gives_one(dtype: str, backend: str) -> None:
     error = (out.double() - 1).abs().max()
     roundings = 1 if out.dtype.itemsize == 2 else 16  # the result's own, or those of a sum of 300 numbers
     assert error <= roundings * torch.finfo(out.dtype).eps, f"V = 1 gives 1 up to {error}"
+
+
+# --- 14. 8-bit inputs --------------------------------------------------------------------------------------------------------------------
+
+SMALLEST = {torch.float8_e4m3fn: 2.0**-9, torch.float8_e5m2: 2.0**-16}  # subnormal numbers
+
+
+def eight_bits(dtype: torch.dtype, spread: float = 1.0) -> tuple[Problem, Inputs]:
+    sizes = {"batch": 2, "seqlen_q": 200, "seqlen_k": 400, "heads": 4, "heads_kv": 2, "head_dim": 64}
+    problem = Problem(**sizes, dtype=str(dtype).removeprefix("torch."), mask=Causal(), descale=True)
+    inputs = sample(problem, 0).inputs
+    return problem, dataclasses.replace(inputs, q=(inputs.q.float() * spread).to(dtype))
+
+
+def call(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    descales = {"q_descale": inputs.q_descale, "k_descale": inputs.k_descale, "v_descale": inputs.v_descale}
+    return attention(inputs.q, inputs.k, inputs.v, causal=True, return_lse=True, **descales)
+
+
+@pytest.mark.parametrize("spread", [1.0, 4.0])
+@pytest.mark.parametrize("dtype", SMALLEST)
+def test_contract_14_error_at_most_twice_the_plain_one(dtype: torch.dtype, spread: float) -> None:
+    problem, inputs = eight_bits(dtype, spread)
+    out, lse = call(inputs)
+    assert out.dtype == torch.bfloat16
+    found = {"out": out, "lse": lse}
+    for comparison in compare_all(found, results(problem, inputs, torch.float64), plainly(problem, inputs), dtype):
+        assert comparison.ok, str(comparison)
+
+
+@pytest.mark.parametrize("spread", [1.0, 4.0])
+@pytest.mark.parametrize("dtype", SMALLEST)
+def test_contract_14_no_element_leaves_the_stated_bound(dtype: torch.dtype, spread: float) -> None:
+    _, inputs = eight_bits(dtype, spread)
+    factors = (inputs.q_descale, inputs.k_descale, inputs.v_descale)
+    tensors = zip((inputs.q, inputs.k, inputs.v), factors, strict=True)
+    q, k, v = (x.double() * f.double().repeat_interleave(x.shape[2] // 2, 1)[:, None, :, None] for x, f in tensors)
+    k, v = (x.repeat_interleave(2, 2) for x in (k, v))
+    s = torch.einsum("bqhd,bkhd->bhqk", q, k) / 8
+    s = s.masked_fill(~torch.ones(200, 400, dtype=torch.bool).tril(200), float("-inf"))
+    p = torch.softmax(s, -1)
+    truth = torch.einsum("bhqk,bkhd->bqhd", p, v)
+    weight_error = torch.maximum(p * torch.finfo(dtype).eps / 2, p.amax(-1, keepdim=True) * SMALLEST[dtype] / 2 / 256)
+    allowed = torch.einsum("bhqk,bkhd->bqhd", weight_error.masked_fill(p == 0, 0.0), v.abs()) * (1 + 1e-6)
+    allowed += (truth.abs() + allowed) * torch.finfo(torch.bfloat16).eps / 2
+    excess = (call(inputs)[0].double() - truth).abs() - allowed
+    assert excess.max() <= 0, f"an element is off by {excess.max():.3g} more than the contract says"
+
+
+@pytest.mark.parametrize("dtype", SMALLEST)
+def test_contract_14_v_of_ones_gives_one(dtype: torch.dtype) -> None:
+    _, inputs = eight_bits(dtype)
+    out, _ = call(dataclasses.replace(inputs, v=torch.ones_like(inputs.v.float()).to(dtype), v_descale=None))
+    assert (out.double() - 1).abs().max() <= torch.finfo(dtype).eps / 2

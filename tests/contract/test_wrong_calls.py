@@ -83,11 +83,11 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "q-int": (
         lambda: padded(q=zeros(2, 5, 4, 8, dtype=torch.int32)), TypeError,
-        "q must be float16, bfloat16, float32 or float64, got torch.int32",
+        "q must be float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2, got torch.int32",
     ),
     "q-complex": (
         lambda: padded(q=zeros(2, 5, 4, 8, dtype=torch.complex64)), TypeError,
-        "q must be float16, bfloat16, float32 or float64, got torch.complex64",
+        "q must be float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2, got torch.complex64",
     ),
     "k-dtype": (lambda: padded(k=zeros(2, 7, 2, 8).half()), TypeError, "k must have q's dtype torch.float32, got torch.float16"),
     "v_cache-dtype": (
@@ -297,7 +297,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "supports-name": (lambda: tandem_attn.supports(problem(), "x"), ValueError, "backend must be one of auto, sdpa, reference, got 'x'"),
     "problem-heads": (lambda: problem(heads=3, heads_kv=2), ValueError, "heads must be a multiple of heads_kv, got heads=3, heads_kv=2"),
     "problem-dtype": (lambda: problem(dtype="int8"), TypeError,
-        "dtype must be the name of one of float16, bfloat16, float32, float64, got 'int8'"),
+        "dtype must be the name of one of float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2, got 'int8'"),
     "problem-size": (lambda: problem(seqlen_q=-1), ValueError, "seqlen_q must be >= 0, got -1"),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ from tandem_attn.kernels.compile import compiled
 from tandem_attn.kernels.forward import attend
 from tandem_attn.kernels.prepare import prepare
 from tandem_attn.reference import dense, tiled
-from tandem_attn.reference.compare import EXP2_ERROR, compare
+from tandem_attn.reference.compare import EXP2_ERROR, compare, plainly
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.masks import TOP_LEFT, Causal, Full, Mask, Window
 from tandem_attn.spec.plan import Plan
@@ -27,6 +27,7 @@ from tandem_attn.spec.problem import Problem
 
 Q_LENGTHS = (0, 150, 1, 300, 77, 0, 129)
 K_LENGTHS = (10, 0, 33, 300, 200, 4, 128)
+RARE = 50  # one row in so many may hold an 8-bit weight that tipped; one in 120 was seen
 TIPPED = 1 / 4  # share of a row's weights that may round the other way, where float32 sums in another order tip them
 
 
@@ -88,11 +89,15 @@ def planned(p: Problem, arch: str = "B200", **overrides: Any) -> Plan:
 
 
 def random_inputs(p: Problem, spread: float = 1.0, seed: int = 0) -> Inputs:
-    """Normal values; what lies beyond the rows in use is NaN."""
+    """Normal values, and descales between 1/2 and 3/2; what lies beyond the rows in use is NaN."""
     generator = torch.Generator().manual_seed(seed)
-    make = lambda *shape: torch.randn(shape, generator=generator).to(getattr(torch, p.dtype))  # noqa: E731
+    make = lambda *shape, size=1.0: (torch.randn(shape, generator=generator) * size).to(getattr(torch, p.dtype))  # noqa: E731
     rows_q, rows_k = ((p.total_q,), (p.total_k,)) if p.varlen else ((p.batch, p.seqlen_q), (p.batch, p.seqlen_k))
-    q, k, v = make(*rows_q, p.heads, p.head_dim) * spread, make(*rows_k, p.heads_kv, p.head_dim), make(*rows_k, p.heads_kv, p.head_dim_v)
+    q, k, v = (
+        make(*rows_q, p.heads, p.head_dim, size=spread),
+        make(*rows_k, p.heads_kv, p.head_dim),
+        make(*rows_k, p.heads_kv, p.head_dim_v),
+    )
     extra: dict[str, Tensor] = {}
     if p.varlen:
         for side, lengths, tensors in (("q", Q_LENGTHS, (q,)), ("k", K_LENGTHS, (k, v))):
@@ -114,6 +119,9 @@ def random_inputs(p: Problem, spread: float = 1.0, seed: int = 0) -> Inputs:
         extra["sink"] = torch.randn(p.heads, generator=generator)
     if p.alibi:
         extra["alibi_slopes"] = torch.rand(p.heads, generator=generator) * 0.1
+    if p.descale:  # KV heads outermost: strides are not those of a contiguous tensor
+        numbers = torch.rand(3, p.heads_kv, p.batch, generator=generator) + 0.5
+        extra |= {f"{name}_descale": x.T for name, x in zip("qkv", numbers, strict=True)}
     return Inputs(q=q, k=k, v=v, **extra)
 
 
@@ -140,9 +148,8 @@ def assert_right(p: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tenso
     """Within the contract of the fp64 truth, and equal to the tiled reference of the same plan up to the order of float32 sums."""
     host = replace(p, device="cpu")
     truth, truth_lse = dense.attention(host, inputs)
-    plain, plain_lse = dense.attention(host, inputs, getattr(torch, p.dtype))
-    wide_lse = dense.attention(host, inputs, torch.float32)[1] if plain_lse.dtype != torch.float32 else plain_lse
-    for comparison in (compare("O", out, truth, plain), compare("LSE", lse, truth_lse, wide_lse, absolute=EXP2_ERROR)):
+    plain = plainly(host, inputs)
+    for comparison in (compare("O", out, truth, plain["out"]), compare("LSE", lse, truth_lse, plain["lse"], absolute=EXP2_ERROR)):
         assert comparison.ok, str(comparison)
     assert_like_tiled(plan, inputs, out, tiled.forward(host, plan, inputs)[0])
 
@@ -150,15 +157,23 @@ def assert_right(p: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tenso
 def assert_like_tiled(plan: Plan, inputs: Inputs, out: Tensor, expected: Tensor) -> None:
     """Each element within one unit in the last place of O, and half a unit of the weights that a sum's last bit may tip, times V.
 
-    The largest seen in ``PROBLEMS`` is a fifth of the second term.
+    The largest seen in ``PROBLEMS`` is a fifth of the second term. Where weights have 8 bits it is large, but they tip rarely: all rows but
+    one in ``RARE`` are within one unit of O.
     """
     eps = torch.finfo(out.dtype).eps
     size = torch.maximum(out.abs(), expected.abs()).double()
     unit = 2.0 ** torch.floor(torch.log2(size.clamp_min(torch.finfo(out.dtype).tiny))) * eps
-    allowed = unit + TIPPED * eps / 2 * inputs.v.double().nan_to_num(0.0).abs().max()
-    excess = (out.double() - expected.double()).abs() - allowed
+    v_max = inputs.v.double().nan_to_num(0.0).abs().max() * (1.0 if inputs.v_descale is None else inputs.v_descale.max())
+    allowed = unit + TIPPED * torch.finfo(inputs.v.dtype).eps / 2 * v_max
+    difference = (out.double() - expected.double()).abs()
+    excess = difference - allowed
     worst = torch.unravel_index(excess.argmax(), excess.shape)
     at = tuple(int(i) for i in worst)
     assert excess.max() <= 0, (
         f"O{list(at)} = {out[at].item():.9g}, tiled {expected[at].item():.9g}, allowed {allowed[at].item():.3g}; {plan}"
     )
+    if inputs.v.dtype.itemsize == 1:
+        tipped = (difference > unit).any(-1)
+        assert tipped.sum() <= 2 + tipped.numel() // RARE, (
+            f"{int(tipped.sum())} of {tipped.numel()} rows differ from tiled by more than a unit"
+        )

@@ -170,6 +170,7 @@ FEATURES: dict[str, Callable[[], Feature]] = {
     "heads packed, masks": _packed_heads_masked,
     "heads packed, head_dim 96": lambda: padded(seqlen_q=5, heads=8, heads_kv=2, head_dim=96, mask=Causal()),
     "heads packed, packed lengths": lambda: packed(*FEW, heads=8, heads_kv=2, mask=Causal()),
+    "heads packed, sequences of one query tile": lambda: packed((40, 67, 50), (40, 67, 90), heads=4, heads_kv=2, mask=Causal()),
     "splits, sink": _split_sink,
     "splits, more than blocks": lambda: padded(
         seqlen_q=70, seqlen_k=150, heads=8, heads_kv=2, head_dim=96, mask=Window(20, 10), plan={"num_splits": 5}
@@ -188,9 +189,25 @@ FEATURES: dict[str, Callable[[], Feature]] = {
     "pages, document": lambda: cached(64, (129, 300), seqlen_k=320, mask=Document(_ids(2, 320).int()[:, -3:], _ids(2, 320).int())),
 }
 
+# Queries enough for both CTAs of a pair (Blackwell), beside FEATURES.
+MANY_QUERIES: dict[str, Callable[[], Feature]] = {
+    "heads packed, many queries": lambda: padded(seqlen_q=150, heads=8, heads_kv=2, head_dim=128, mask=Causal(), plan={"pack_gqa": 4}),
+    "heads packed by 3, many packed queries": lambda: packed(
+        (0, 150, 1, 170), (10, 133, 0, 200), heads=6, heads_kv=2, mask=Causal(), plan={"pack_gqa": 3}
+    ),
+    "heads packed, head_dim 192 and 128": lambda: padded(
+        seqlen_q=130, heads=4, heads_kv=1, head_dim=192, head_dim_v=128, mask=Window(70, 10), plan={"pack_gqa": 4}
+    ),
+    "pages of 256, many queries": lambda: cached(256, (129, 500), seqlen_k=512, seqlen_q=290, heads=2, head_dim=128, mask=Causal()),
+    "pages of 16, many queries": lambda: cached(16, (129, 500), seqlen_k=512, seqlen_q=290, heads=2, head_dim=128, mask=Causal()),
+    "pages of 128, leftpad, many queries": lambda: cached(
+        128, (290, 340), seqlen_k=384, seqlen_q=290, leftpad=(100, 3), heads=2, head_dim=128
+    ),
+}
+
 
 def make(name: str, device: str) -> Feature:
     """A feature, its tensors and those of its mask on a device; the same numbers each time."""
     torch.manual_seed(0)
     with torch.device(device):
-        return FEATURES[name]()
+        return {**FEATURES, **MANY_QUERIES}[name]()

@@ -18,7 +18,7 @@ from problems import K_LENGTHS, PROBLEMS, Q_LENGTHS
 from tandem_attn.kernels import backend, bound
 from tandem_attn.kernels.prepare import POINTERS
 from tandem_attn.spec.inputs import Inputs
-from tandem_attn.spec.plan import Plan
+from tandem_attn.spec.plan import FORWARD, Plan
 from tandem_attn.spec.problem import Problem
 from tests.support.fake_cuda import Device, Launched, fake_cuda
 
@@ -92,6 +92,22 @@ def test_launches_what_the_whole_way_does(name: str, device: Device) -> None:
     assert wanted[0] == wanted[1]
     assert [launched[0] for launched in wanted[0]] == kernels_of(plan)
     assert [launches_of(device, lambda x: bound_call(in_order(x)), x) for x in (*given, first)] == [wanted[0]] * 3
+
+
+def test_descales_are_read_where_they_lie(device: Device) -> None:
+    """8-bit inputs on a Blackwell chip: one descale strided, one expanded, none for v."""
+    p = dataclasses.replace(PROBLEMS["gqa 4"], dtype="float8_e4m3fn", descale=True)
+    plan = backend.plan(p, FORWARD, "B200")
+    numbers = torch.rand(2, p.heads_kv, p.batch)
+    first = dataclasses.replace(inputs(p), q_descale=numbers[0].T, k_descale=numbers[1, :1].T.expand(p.batch, p.heads_kv))
+    other = dataclasses.replace(inputs(p), q_descale=numbers[1].T, k_descale=numbers[0, :1].T.expand(p.batch, p.heads_kv))
+    bound_call = backend.bind(p, plan, first)
+    assert isinstance(bound_call, bound.Bound)
+    wanted = [launches_of(device, lambda x: backend.forward(p, plan, x), x) for x in (first, other)]
+    assert wanted[0] == wanted[1]
+    assert [launches_of(device, lambda x: bound_call(in_order(x)), x) for x in (other, first)] == wanted
+    ((*_, values),) = wanted[0]
+    assert values[-9:-7] == ["q_descale", "k_descale"] and values[-6:] == [1, p.batch, 1, 0, 0, 0]
 
 
 def kernels_of(plan: Plan) -> list[str]:

@@ -59,10 +59,18 @@ def test_schedules(launch: Launch, kind: ScheduleKind) -> None:
 
 
 @pytest.mark.judge
-@pytest.mark.parametrize("launch", [Launch.NONE, Launch.STATIC, Launch.CLC])
+@pytest.mark.parametrize("launch", list(Launch))
 def test_schedules_of_pairs(launch: Launch) -> None:
     p = problem(600, 300, heads=3)
-    _check(p, planned(p, cta_group=2, schedule=Schedule(ScheduleKind.NAIVE, launch)), checks="all", clusters=1, resident_ctas=2)
+    schedule = Schedule(ScheduleKind.NAIVE, launch)
+    _check(p, planned(p, cta_group=2, schedule=schedule), checks=STRICT, schedule="random", seed=4, clusters=2, resident_ctas=4)
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize("launch", [Launch.STATIC, Launch.DYNAMIC, Launch.CLC])
+def test_schedules_of_packed_sequences_in_pairs(launch: Launch) -> None:
+    p = packed(Causal())
+    _check(p, planned(p, cta_group=2, schedule=Schedule(ScheduleKind.LPT, launch)), checks="all", clusters=1, resident_ctas=2)
 
 
 @pytest.mark.judge

@@ -10,13 +10,15 @@ import dataclasses
 import pytest
 import torch
 from emulation import PROBLEMS, assert_right, problem, random_inputs
+from float8 import PAIRS as FLOAT8_PAIRS
+from float8 import PROBLEMS as FLOAT8_PROBLEMS
 
 from tandem_attn.kernels import backend
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.masks import Causal
 from tandem_attn.spec.plan import Launch, Schedule, ScheduleKind
 from tandem_attn.spec.planner import plan as make_plan
-from tandem_attn.spec.problem import Problem
+from tandem_attn.spec.problem import FLOAT8, Problem
 
 on_blackwell = torch.cuda.is_available() and torch.cuda.get_device_capability() in ((10, 0), (10, 3))
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not on_blackwell, reason="needs a Blackwell GPU (compute capability 10.0 or 10.3)")]
@@ -46,6 +48,13 @@ def _check(p: Problem, **overrides: object) -> None:
 @pytest.mark.parametrize("name", [*PROBLEMS, *LARGE])
 def test_right_and_repeatable(name: str) -> None:
     _check((PROBLEMS | LARGE)[name])
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("name", [*FLOAT8_PROBLEMS, *FLOAT8_PAIRS])
+def test_8_bit_inputs(name: str, dtype: str) -> None:
+    p = dataclasses.replace((FLOAT8_PROBLEMS | FLOAT8_PAIRS)[name], dtype=dtype)
+    _check(p, **({"cta_group": 2} if name in FLOAT8_PAIRS else {}))
 
 
 @pytest.mark.parametrize("kind", [ScheduleKind.NAIVE, ScheduleKind.LPT])

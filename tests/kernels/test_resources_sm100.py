@@ -35,6 +35,12 @@ PLANS = {
     "d192, causal": _plan(head_dim=192, mask=Causal()),
     "d256, causal": _plan(head_dim=256, mask=Causal()),
     "B300, d128, pair": _plan("B300"),
+    "e4m3, d128": _plan(dtype="float8_e4m3fn", descale=True),
+    "e5m2, d128, causal": _plan(dtype="float8_e5m2", descale=True, mask=Causal()),
+    "e4m3, d128, pair": _plan(dtype="float8_e4m3fn", cta_group=2),
+    "e4m3, d64": _plan(dtype="float8_e4m3fn", head_dim=64),
+    "e4m3, d192 and 128": _plan(dtype="float8_e4m3fn", head_dim=192, head_dim_v=128),
+    "e5m2, d256, pair": _plan(dtype="float8_e5m2", head_dim=256),
 }
 
 
@@ -59,6 +65,11 @@ def built(request: pytest.FixtureRequest) -> Compiled:
     return Compiled(kernel, disassemble(kernel.cubin), PLANS[request.param].smem_bytes)
 
 
+def _product(plan: Plan) -> str:
+    """A product's instruction: of halves, or of quarters of a 32-bit word."""
+    return "UTCQMMA" if plan.element_bytes == 1 else "UTCHMMA"
+
+
 SPILLS_A_TILE = 32  # loads and stores once a tile and role: Triton's role number and what a role's last lines need
 MMA_RELOADS = {1: 3, 2: 0}  # by query tiles: with one, the mma loop reloads addresses that do not fit the uniform registers
 
@@ -67,7 +78,7 @@ def test_no_spills_in_loops(built: Compiled) -> None:
     softmax, correction, load = built.softmax_loops, built.sass.loops("FMUL2", 16), built.sass.loops("UTMALDG", 1)
     assert (len(softmax), len(correction), len(load)) == (built.plan.q_stages, 1, 1)
     assert not sum(loop.spills for loop in (*softmax, *correction, *load))
-    (mma,) = built.sass.loops("UTCHMMA", 1)
+    (mma,) = built.sass.loops(_product(built.plan), 1)
     assert mma.spills <= MMA_RELOADS[built.plan.q_stages]
     assert built.sass.spills <= SPILLS_A_TILE
 
@@ -92,11 +103,12 @@ def test_registers(built: Compiled) -> None:
 
 
 def test_products(built: Compiled) -> None:
-    """S of the first block, S and O of the block loop, O of the last block, for each query tile; a product takes 16 elements at a time."""
+    """S of the first block, S and O of the block loop, O of the last block, for each query tile; a product takes 32 bytes at a time."""
     plan = built.plan
-    k_steps = sum(plan.head_dim_chunks) // 16
-    v_steps = plan.tile_n // 16 * len(plan.head_dim_v_chunks)
-    assert built.sass.count("UTCHMMA") == 2 * plan.q_stages * (k_steps + v_steps)
+    step = 32 // plan.element_bytes
+    k_steps = sum(plan.head_dim_chunks) // step
+    v_steps = plan.tile_n // step * len(plan.head_dim_v_chunks)
+    assert built.sass.count(_product(plan)) == 2 * plan.q_stages * (k_steps + v_steps)
 
 
 def test_exponentials(built: Compiled) -> None:

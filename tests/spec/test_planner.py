@@ -125,6 +125,11 @@ def test_every_head_dim_plans_backward_or_says_why(chip: str) -> None:
     ("changes", "chip", "missing", "nearest"),
     [
         ({"dtype": "float32"}, "H200", "dtype float32", "float16 or bfloat16, or backend 'reference'"),
+        ({"dtype": "float8_e4m3fn"}, "H200", "dtype float8_e4m3fn", "float16 or bfloat16, or backend 'reference'"),
+        ({"dtype": "float32"}, "B200", "dtype float32", "float16, bfloat16, float8_e4m3fn or float8_e5m2, or backend 'reference'"),
+        ({"dtype": "float8_e5m2", "backward": True}, "B200", "gradients of float8_e5m2", "q, k and v in bfloat16"),
+        ({"dtype": "float8_e5m2", "backward": True}, "CPU", "gradients of float8_e5m2", "q, k and v in bfloat16"),
+        ({"dtype": "float8_e4m3fn", "head_dim": 72}, "B200", "head_dim 72", "head_dim 80 with zero padding"),
         ({"head_dim": 264}, "B200", "head_dim 264", "head_dim up to 256"),
         ({"head_dim_v": 512}, "B200", "head_dim_v 512", "head_dim_v up to 256"),
         ({"head_dim": 100}, "H100", "head_dim 100", "head_dim 104 with zero padding"),
@@ -134,6 +139,24 @@ def test_unsupported_problems_name_the_nearest(changes: dict[str, Any], chip: st
     with pytest.raises(UnsupportedError) as raised:
         plan(problem(**changes), chip)
     assert missing in raised.value.missing and nearest in raised.value.nearest
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(("dim", "pair", "kv_stages", "fma_pairs"), [(64, 1, 10, 4), (128, 1, 8, 4), (192, 1, 6, 3), (256, 2, 8, 3)])
+def test_8_bit_plans(dtype: str, dim: int, pair: int, kv_stages: int, fma_pairs: int) -> None:
+    """P fills a quarter of a column an element and O is bfloat16; products take half the time, so more exponentials go to FMA units, and a
+    CTA pair pays at twice the head dimension of 16-bit types."""
+    chosen = plan(problem(dim, dtype=dtype, descale=True), "B200").plan
+    tmem, smem = ({region.name: region.size for region in regions} for regions in (chosen.tmem, chosen.smem))
+    assert (chosen.cta_group, chosen.kv_stages, chosen.exp2.fma_pairs) == (pair, kv_stages, fma_pairs)
+    assert (chosen.p_exponent, chosen.rescale_threshold, chosen.descale) == (8, 0.0, True)
+    assert (tmem["P0"], smem["Q0"], smem["O0"]) == (chosen.tile_n // 4, 128 * dim, 128 * dim * 2)
+    assert plan(problem(dim, dtype=dtype), "B300").plan.exp2.fma_pairs == 0
+
+
+def test_8_bit_plan_gives_its_reasons() -> None:
+    text = "\n".join(plan(problem(dtype="float8_e4m3fn"), "B200").reasons)
+    assert "P is kept times 2^8" in text and "so that the largest weight is an exact power of two" in text
 
 
 def test_cpu_plans_what_the_gpu_does_not() -> None:

@@ -11,6 +11,7 @@ from tandem_attn.api import checks
 from tandem_attn.api.functions import attention_kvcache
 from tandem_attn.compat import errors, rotary
 from tandem_attn.compat.flash_attn.arguments import NAMES, shared_options
+from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.masks import is_integer
 
 
@@ -34,6 +35,10 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> Any:
     """Attention of new queries to a cache; FlashAttention-2's call. Forward only.
 
@@ -58,6 +63,8 @@ def flash_attn_with_kvcache(
         rotary_interleaved: rotate the pairs of dimensions (0, 1), (2, 3), ...; False: (0, R / 2), (1, R / 2 + 1), ...
         num_splits: accepted and without effect on results; backends split the keys as they see fit.
         return_softmax_lse: return (O, LSE).
+        q_descale, k_descale, v_descale: (B, Hkv) float32, for 8-bit q, k and v, as in FlashAttention-3; see ``tandem_attn.attention``. O is
+            bfloat16 then.
 
     Returns:
         O (B, Sq, H, Dv) in q's dtype; with ``return_softmax_lse`` (O, LSE), LSE (B, H, Sq) float32.
@@ -69,10 +76,14 @@ def flash_attn_with_kvcache(
     _check_splits(num_splits)
     options = shared_options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
     if rotary_cos is not None or rotary_sin is not None:
+        if getattr(q, "dtype", None) in checks.FLOAT8:
+            nearest = "tokens rotated before they are made 8-bit"
+            raise UnsupportedError(backend="any", missing=f"rotary embedding of {q.dtype}", nearest=nearest)
         at_once = not options["causal"] and options["window"] == (None, None)
         angles = _angles(rotary_cos, rotary_sin, q, k, cache_seqlens, _room(k_cache, block_table))
         q = rotary.rotate(q, *angles, interleaved=checks.flag("rotary_interleaved", rotary_interleaved), same_position=at_once)
         k = rotary.rotate(checks.require_tensor("k", k), *angles, interleaved=rotary_interleaved)
+    options |= {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     names = NAMES | {"return_lse": "return_softmax_lse"}
     return errors.call(
         attention_kvcache, names, q, k_cache, v_cache, cache_seqlens, k=k, v=v, page_table=block_table,

@@ -23,6 +23,10 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> Any:
     """softmax(scale * Q K^T) V, differentiable; FlashAttention-2's call.
 
@@ -40,6 +44,8 @@ def flash_attn_func(
         alibi_slopes: (H,) or (B, H), float32; adds -slope * abs(i + Sk - Sq - j) to a logit.
         deterministic: bitwise repeatable gradients.
         return_attn_probs: return (O, LSE, S_dmask).
+        q_descale, k_descale, v_descale: (B, Hkv) float32, for 8-bit q, k and v, as in FlashAttention-3; see ``tandem_attn.attention``. O is
+            bfloat16 then.
 
     Returns:
         O (B, Sq, H, Dv) in q's dtype. With ``return_attn_probs`` (O, LSE, S_dmask): LSE (B, H, Sq) float32, the log-sum-exp of each row's
@@ -51,6 +57,7 @@ def flash_attn_func(
         UnsupportedError: dropout_p > 0, or no backend covers the call.
     """
     options = shared_options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    options |= {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     returned = errors.call(attention, NAMES, q, k, v, return_lse=return_attn_probs, **options)
     return result(returned, q, return_attn_probs)
 

@@ -28,6 +28,10 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
+    *,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> Any:
     """``flash_attn_func`` over packed sequences; lengths may be zero.
 
@@ -47,6 +51,7 @@ def flash_attn_varlen_func(
         O (total_q, H, Dv); with ``return_attn_probs`` (O, LSE, S_dmask), LSE (H, total_q).
     """
     options = shared_options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
+    options |= {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     returned = errors.call(
         attention_varlen, NAMES, q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         page_table=block_table, return_lse=return_attn_probs, **options,

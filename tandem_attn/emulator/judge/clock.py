@@ -46,6 +46,11 @@ class Clock:
     def knows(self, key: Key, time: int, sort: int = PLAIN) -> bool:
         return self.times[sort].get(key, -1) >= time
 
+    def for_others(self) -> Clock:
+        """This clock as one to publish: a tcgen05.fence::after holds for the thread that executes it alone."""
+        self.times[AFTER] = {}
+        return self
+
     def learn(self, key: Key, time: int, sorts: tuple[int, ...] = SORTS) -> None:
         """Something is before this point, and needs no fence of these sorts."""
         for sort in sorts:
@@ -122,14 +127,25 @@ class WarpClock:
         """A fence by each of the lanes, which do not synchronise with each other thereby."""
         if lanes == FULL:
             clock = self.release(lanes)
-            clock.fence(sort, behind)
+            self._pass(clock, sort, behind)
             raise_to(self.base.times[sort], clock.times[sort])
             return
         clocks = [(lane, self.snapshot(1 << lane)) for lane in lanes_in(lanes)]
         self.epoch += 1
         for lane, clock in clocks:
-            clock.fence(sort, behind)
+            self._pass(clock, sort, behind)
             self.extra.setdefault(lane, Clock()).join(clock)
+
+    def _pass(self, clock: Clock, sort: int, behind: int) -> None:
+        """tcgen05.fence::before orders the warp's own operations alone, any other fence all that the warp knows of.
+
+        Own are the keys (warp, lane) and (family, warp, lane); a BarrierId is a tuple by inheritance only.
+        """
+        if sort != BEFORE:
+            clock.fence(sort, behind)
+            return
+        own: Times = {key: time for key, time in clock.times[PLAIN].items() if type(key) is tuple and key[-2] == self.warp}
+        raise_to(clock.times[BEFORE], own)
 
     def learn(self, lanes: int, key: Key, time: int, sorts: tuple[int, ...] = SORTS) -> None:
         """The lanes have seen something complete."""

@@ -53,7 +53,7 @@ class Locations:
                     warp.pending.join(clock)
             if event.kind is AccessKind.READ:
                 continue
-            released = warp.snapshot(bits) if event.semantics in RELEASING else warp.released
+            released = warp.snapshot(bits).for_others() if event.semantics in RELEASING else warp.released
             if event.kind is AccessKind.WRITE:  # a store ends the release sequences of others
                 self.known.pop(place, None)
                 found = None

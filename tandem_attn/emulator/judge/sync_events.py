@@ -22,7 +22,7 @@ from tandem_attn.emulator.events import (
 )
 from tandem_attn.emulator.judge import wording
 from tandem_attn.emulator.judge.clock import AFTER, ALL, BEFORE, FULL, GLOBAL, INIT, PLAIN, RELAXED, SHARED, TENSORMAP, Clock, raise_to
-from tandem_attn.emulator.judge.record import OF_A_LANE, Record, completion_key, warp_number
+from tandem_attn.emulator.judge.record import OF_A_LANE, Operation, Record, completion_key, warp_number
 
 if TYPE_CHECKING:
     from tandem_attn.emulator.judge.races import RaceTracker
@@ -112,6 +112,15 @@ class Barriers:
             if warp.settled is not None:
                 raise_to(state.current.times[RELAXED], warp.settled.times[PLAIN])
 
+    @staticmethod
+    def of_commit(event: Arrival, agent: AsyncAgent, operation: Operation) -> Record:
+        """The arrival itself as an access, which is over when this or a later commit of the thread has been waited for."""
+        done = [(completion_key(agent), agent.serial)]
+        return Record(
+            warp_number(agent.issuer), agent, event.site, AccessKind.ATOMIC, Space.SHARED, event.barrier.cta, Proxy.ASYNC, True,
+            event.scope, agent.lanes, operation.epoch, operation, done,
+        )  # fmt: skip
+
     def asynchronous(self, event: Arrival, agent: AsyncAgent, state: BarrierState) -> None:
         """The arrival of an asynchronous operation: its accesses are over when this phase is; a commit stands for all before it."""
         operation = self.tracker.operations[agent.serial]
@@ -119,6 +128,8 @@ class Barriers:
         for record in operation.open:
             record.done.append((event.barrier, event.phase + 1))
         operation.open = []
+        if agent.kind == "tcgen05.commit":
+            self.tracker.visit(self.of_commit(event, agent, operation), event.barrier.cta)
         state.causes.join(operation.before)
         if agent.kind in ("tcgen05.commit", "cp.async"):
             state.current.join(operation.before)
@@ -128,7 +139,7 @@ class Barriers:
         state = self.state(event.barrier)
         if event.barrier.kind == "mbarrier":
             self.missed(event, state)
-        state.complete.join(state.current)
+        state.complete.join(state.current.for_others())
         state.current, state.causes = Clock(), Clock()
 
     def missed(self, event: PhaseComplete, state: BarrierState) -> None:
@@ -192,7 +203,7 @@ class Barriers:
         elif kind.startswith(("fence.", "membar")) and "proxy" not in kind:
             if warp.pending is not None:
                 warp.acquire(lanes, warp.pending)
-            warp.released = warp.release(lanes)
+            warp.released = warp.release(lanes).for_others()
 
     def group_wait(self, event: GroupWait) -> None:
         """The members, and what was issued before them by the same thread, are complete."""

@@ -66,6 +66,8 @@ def decode_idesc(raw: int, kind: str, group: int, ws: bool) -> Shape:
     good = n in (64, 128, 256) if ws else step <= n <= 256 and n % step == 0
     if m not in allowed or not good:
         raise Fault("undefined", f"instruction descriptor {raw:#x}: M {m}, N {n} with cta_group::{group}")
+    if raw >> 16 & 1 and ELEMENT_BYTES[formats[b]] == 1 and n % (16 * group):  # "Transpose and Negate operations", 8bit transpose B
+        raise Fault("undefined", f"instruction descriptor {raw:#x}: N {n} of an 8-bit transposed B with cta_group::{group}")
     d_kind = "f32" if scaled else {0: "f16", 1: "f32", 2: "s32"}.get(d)
     if d_kind is None:
         raise Fault("undefined", f"instruction descriptor {raw:#x}: type {d} of D")

@@ -50,6 +50,7 @@ class Args:
     bias_data: gl.tuple
     pages: gl.tuple
     parts: gl.tuple
+    descales: gl.tuple  # see descale
 
 
 @aggregate

@@ -9,6 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
+from tandem_attn.kernels.common import ptx
 from tandem_attn.kernels.common.copies import load_tile, store_tile
 
 
@@ -92,7 +93,8 @@ def store_outputs(plan: gl.constexpr, args, seq, group, row, slot, slot_tail):
         store_tile(plan, args.o, args.o_tail, chunks, seq.batch, seq.q, group, row, slot, slot_tail)
     else:
         query = row // plan.pack_rows
-        if not plan.varlen or query < seq.q.used:  # see _o_coords
+        first, _ = _of_this_cta(plan, query)
+        if not plan.varlen or first < seq.q.used:  # see _o_coords
             tma.async_store(args.o, _o_coords(plan, args, seq, group, query, 0), slot)
             if len(chunks) > 1:
                 tma.async_store(args.o_tail, _o_coords(plan, args, seq, group, query, chunks[0]), slot_tail)
@@ -100,10 +102,11 @@ def store_outputs(plan: gl.constexpr, args, seq, group, row, slot, slot_tail):
 
 @gluon.jit
 def _q_coords(plan: gl.constexpr, seq, group, query, column: gl.constexpr):
+    query, head = _of_this_cta(plan, query)
     if plan.varlen:
-        return [group, seq.q.start + query, 0, column]
+        return [group, seq.q.start + query, head, column]
     else:
-        return [seq.batch, group, query, 0, column]
+        return [seq.batch, group, query, head, column]
 
 
 @gluon.jit
@@ -111,7 +114,19 @@ def _o_coords(plan: gl.constexpr, args, seq, group, query, column: gl.constexpr)
     """Of packed sequences with the two row dimensions of ``copies``: nothing is written beyond the rows in use.
 
     A sixth dimension there is not; the base lies all rows of the tensor before it, so no box may be out of bounds as a whole."""
+    query, head = _of_this_cta(plan, query)
     if plan.varlen:
-        return [seq.q.start + seq.q.used, group, args.lse_stride - seq.q.used + query, 0, column]
+        return [seq.q.start + seq.q.used, group, args.lse_stride - seq.q.used + query, head, column]
     else:
-        return [seq.batch, group, query, 0, column]
+        return [seq.batch, group, query, head, column]
+
+
+@gluon.jit
+def _of_this_cta(plan: gl.constexpr, query):
+    """First query and head of a tile's part in this CTA, as coordinates to which the compiler adds where a CTA's part of the shared tile
+    begins: it takes that tile's rows for the box's last but one dimension, which are the heads."""
+    if plan.cta_group == 1:
+        return query, 0
+    else:
+        rank = ptx.cta_rank()
+        return query + rank * (plan.tile_m // plan.pack_rows), -rank * plan.tile_m

@@ -22,6 +22,12 @@ def here(slot):
 
 
 @gluon.jit
+def cta_rank():
+    """Of this CTA in its cluster (PTX ISA: %cluster_ctarank)."""
+    return gl.inline_asm("mov.u32 $0, %cluster_ctarank;", "=r", [], gl.int32)
+
+
+@gluon.jit
 def arrive_warp(barrier):
     """One arrival a warp, by an elected lane, after what every lane did before (PTX ISA: bar.warp.sync, elect.sync, mbarrier.arrive).
 
@@ -211,6 +217,35 @@ def load_four(slot):
     """Four int32 from shared memory, alike in every lane (PTX ISA: ld.shared)."""
     four: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
     return gl.inline_asm("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,r,~{memory}", [here(slot)], four)
+
+
+@gluon.jit
+def load_word(slot):
+    """An int32 from shared memory, alike in every lane (PTX ISA: ld.shared)."""
+    return gl.inline_asm("ld.shared.b32 $0, [$1];", "=r,r,~{memory}", [here(slot)], gl.int32)
+
+
+@gluon.jit
+def take_for_pair(counter, num_tiles, clusters, slot, barrier):
+    """The number that ``scheduler.following_tile`` takes from ``counter``, by the first CTA of a pair for both.
+
+    It goes to ``slot`` of each, whose ``barrier`` counts its 4 bytes (PTX ISA: atom, mapa, st.async). Gluon's atomics take one a CTA.
+    """
+    gl.inline_asm(_take_for_pair(), "l,r,r,r,r,~{memory}", [counter, num_tiles, clusters, slot, barrier])
+
+
+@gluon.constexpr_function
+def _take_for_pair():
+    counter, tiles, clusters, slot, barrier = (f"${i}" for i in range(5))
+    lines = ["{ .reg .pred one, last; .reg .b32 rank, number, left, at, done;", "elect.sync _|one, 0xffffffff;"]
+    lines += ["mov.u32 rank, %cluster_ctarank;", "setp.eq.and.u32 one, rank, 0, one;"]
+    lines += [f"@one atom.relaxed.gpu.global.add.u32 number, [{counter}], 1;", f"sub.u32 left, {tiles}, 1;"]
+    lines += ["setp.eq.and.u32 last, number, left, one;", f"@last st.relaxed.gpu.global.u32 [{counter}], 0;"]
+    lines += [f"add.u32 number, number, {clusters};"]
+    for rank in range(2):
+        lines += [f"mapa.shared::cluster.u32 at, {slot}, {rank};", f"mapa.shared::cluster.u32 done, {barrier}, {rank};"]
+        lines += ["@one st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [at], number, [done];"]
+    return "\n".join([*lines, "}"])
 
 
 @gluon.jit

@@ -114,14 +114,13 @@ def _finish(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lan
 def _store_part(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane_row):
     """Normalises O of a part of the keys and writes it in float32, see ``splits``."""
     tile, factor = _receive(tile, lane_row)
-    at, exists = part_rows(plan, args, work, place_of(plan, work, work.row + index * memory.rows(plan) + lane_row))
+    at, exists = part_rows(plan, args, work, place_of(plan, args, work, work.row + index * memory.rows(plan) + lane_row))
     tile.o_ready.wait()
     ptx.tmem_after()
     _write_part(plan, args, memory.output(plan, pipe.tmem, index, 0), 0, factor, at, exists, lane_row, tile.s_ready.plain)
     if len(plan.head_dim_v_chunks) == 2:
         o = memory.output(plan, pipe.tmem, index, 1)
         _write_part(plan, args, o, plan.head_dim_v_chunks[0], factor, at, exists, lane_row, tile.s_ready.plain)
-    ptx.tmem_done()
     if plan.o_over_q:
         pipe.q.lane(index).receiver().release()
     return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next())
@@ -133,14 +132,13 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
     tile, factor = _receive(tile, lane_row)
     slot = pipe.o.slots.index(index)
     tail = pipe.o.tails.index(index)
-    tma.store_wait((plan.q_stages - 1) * len(plan.head_dim_v_chunks))  # what this tile's buffers held is stored
+    tma.store_wait(_stores_since(plan))  # what this tile's buffers held is stored
     gl.barrier()
     tile.o_ready.wait()
     ptx.tmem_after()
     _stage(plan, memory.output(plan, pipe.tmem, index, 0), slot, factor, lane_row, tile.s_ready.plain)
     if len(plan.head_dim_v_chunks) == 2:
         _stage(plan, memory.output(plan, pipe.tmem, index, 1), tail, factor, lane_row, tile.s_ready.plain)
-    ptx.tmem_done()
     fence_async_shared()
     gl.barrier()
     packing.store_outputs(plan, args, work.seq, work.head, work.row + index * memory.rows(plan), slot, tail)
@@ -149,6 +147,12 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
         gl.barrier()
         pipe.q.lane(index).receiver().release()
     return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next())
+
+
+@gluon.constexpr_function
+def _stores_since(plan):
+    """Stores issued since this tile's last: those of the other query tile. Of packed heads in packed sequences they may be left out."""
+    return 0 if plan.varlen and plan.pack_gqa > 1 else (plan.q_stages - 1) * len(plan.head_dim_v_chunks)
 
 
 @gluon.jit

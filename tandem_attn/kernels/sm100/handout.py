@@ -1,6 +1,7 @@
 """How the load role gets its next tile: by its own count, from a counter in memory, or from the hardware (cluster launch control).
 
-Asked for before the loads of a tile and taken behind them, so that the answer's latency is hidden.
+Asked for before the loads of a tile and taken behind them, so that the answer's latency is hidden. The load roles of a CTA pair need the
+same answer: the hardware gives it to both, and of a counter the first CTA takes a number for both.
 """
 
 from triton.experimental import gluon
@@ -8,8 +9,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import clc, fence_async_shared, mbarrier
 from triton.language.core import _aggregate as aggregate
 
+from tandem_attn.kernels.common import ptx
 from tandem_attn.kernels.common.channel import in_each_cta
-from tandem_attn.kernels.common.scheduler import following_tile
+from tandem_attn.kernels.common.scheduler import following_tile, is_dynamic
 from tandem_attn.kernels.common.signal import make_signal
 
 
@@ -18,16 +20,21 @@ def by_hardware(plan):
     return plan.schedule.launch.value == "clc"
 
 
+@gluon.constexpr_function
+def by_first_cta(plan):
+    return is_dynamic(plan) and plan.cta_group == 2
+
+
 @aggregate
 class HandOut:
-    answer: gl.base_value  # shared memory of 16 bytes; with the signals 0 where the hardware is not asked
+    answer: gl.base_value  # shared memory of 16 bytes; with the signals 0 where the role finds the next tile by itself
     came: gl.base_value  # signal: the answer is there
     taken: gl.base_value  # signal, with a pair: both CTAs have read the last answer and await the next
 
 
 @gluon.jit
 def make_handout(plan: gl.constexpr):
-    if by_hardware(plan):
+    if by_hardware(plan) or by_first_cta(plan):
         answer = gl.allocate_shared_memory(gl.int64, [2], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta(plan)))
         return HandOut(answer, make_signal(1, 1, True), make_signal(1, 1, True, plan.cta_group == 2))
     else:
@@ -44,6 +51,12 @@ def ask(plan: gl.constexpr, args, handout, tile, num_tiles):
             handout.taken.wait()
         clc.try_cancel(handout.answer, handout.came.barrier())
         return num_tiles
+    elif by_first_cta(plan):
+        mbarrier.expect(handout.came.barrier(), 4)
+        handout.taken.arrive()
+        handout.taken.wait()
+        ptx.take_for_pair(args.counter, num_tiles, gl.num_programs(0), handout.answer, handout.came.barrier())
+        return num_tiles
     else:
         return following_tile(plan, args, tile, num_tiles)
 
@@ -57,5 +70,8 @@ def take(plan: gl.constexpr, handout, asked):
         tile = gl.where(answer.is_canceled(), answer.program_id(0), asked)
         fence_async_shared()  # the next answer is written through the asynchronous proxy
         return tile, HandOut(handout.answer, handout.came.next(), handout.taken.next())
+    elif by_first_cta(plan):
+        handout.came.wait()
+        return ptx.load_word(handout.answer), HandOut(handout.answer, handout.came.next(), handout.taken.next())
     else:
         return asked, handout

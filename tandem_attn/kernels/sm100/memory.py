@@ -50,9 +50,10 @@ def scores(plan: gl.constexpr, tmem, tile: gl.constexpr, slot):
 
 @gluon.jit
 def weights(plan: gl.constexpr, tmem, tile: gl.constexpr, slot, dtype: gl.constexpr):
-    """P, 16-bit (rows, tile_n), over the end of its S."""
-    wide: gl.constexpr = 2 * plan.tile_n
-    first: gl.constexpr = 2 * (offset(plan, "P0") - offset(plan, "S0"))
+    """P, 16 or 8 bits an element, (rows, tile_n), over the end of its S."""
+    a_column: gl.constexpr = 4 // plan.element_bytes
+    wide: gl.constexpr = a_column * plan.tile_n
+    first: gl.constexpr = a_column * (offset(plan, "P0") - offset(plan, "S0"))
     place = scores(plan, tmem, tile, slot)
     return place.reinterpret(dtype, [rows(plan), wide], layout(plan, wide)).slice(first, plan.tile_n)
 

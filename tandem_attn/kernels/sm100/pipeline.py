@@ -70,7 +70,7 @@ def ring(plan):
 
 
 @gluon.jit
-def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, plain: gl.constexpr):
+def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, out_dtype: gl.constexpr, plain: gl.constexpr):
     warps: gl.constexpr = 1 if plain else WARPS
     pair: gl.constexpr = plan.cta_group == 2
     by_rows: gl.constexpr = cluster_split(plan, 0)
@@ -78,7 +78,7 @@ def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, plain: gl.constexpr):
     if plan.o_over_q:
         o = q.buffers
     else:
-        o = make_buffers(dtype, plan.q_stages, memory.rows(plan), plan.head_dim_v_chunks, by_rows)
+        o = make_buffers(out_dtype, plan.q_stages, memory.rows(plan), plan.head_dim_v_chunks, by_rows)
     if plan.shared_kv_ring:
         k = channel_of(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, 1, True)
         v = k

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import bias, masks, packing, predicates, ptx, row_masks, splits
+from tandem_attn.kernels.common import bias, descale, masks, packing, predicates, ptx, row_masks, splits
 from tandem_attn.kernels.common import softmax as online
 from tandem_attn.kernels.common.arguments import exp2_of, has_bias, is_natural, natural_lse, unit, with_sink, work_at
 from tandem_attn.kernels.common.channel import cluster_split
@@ -42,16 +42,18 @@ def row_layout(plan, columns):
 
 @aggregate
 class Place:
-    """Rows of the work item, and each one's query and query head (one for all unless heads are packed)."""
+    """Rows of the work item, each one's query and query head (one for all unless heads are packed), and the scale of their scores."""
 
     rows: gl.tensor
     queries: gl.tensor
     heads: gl.tensor
+    scale_log2: gl.tensor
 
 
 @gluon.jit
-def place_of(plan: gl.constexpr, work, rows):
-    return Place(rows, packing.queries(plan, rows), packing.heads(plan, work.head, rows))
+def place_of(plan: gl.constexpr, args, work, rows):
+    scale = descale.scale_of_scores(plan, args, work)
+    return Place(rows, packing.queries(plan, rows), packing.heads(plan, work.head, rows), scale)
 
 
 @gluon.jit
@@ -66,7 +68,7 @@ def softmax(plan: gl.constexpr, args, pipe, index: gl.constexpr):
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
-        place = place_of(plan, work, ptx.pinned(work.row + index * memory.rows(plan) + lane_row))
+        place = place_of(plan, args, work, ptx.pinned(work.row + index * memory.rows(plan) + lane_row))
         visit = visit_of(plan, args, work, index)
         n_block = visit.stop
         zero = (lane_row * 0).to(gl.float32)
@@ -107,6 +109,8 @@ def _block(plan: gl.constexpr, args, tmem, work, place, lane_row, state, tile, n
         s = s - safe_max[:, None]
         safe_max = safe_max * 0.0
         scale = gl.to_tensor(online.LOG2_E.value)
+    if plan.p_exponent:
+        safe_max -= plan.p_exponent
     if tile.s_ready.plain:
         sums = twins.write_p(plan, s, scale, safe_max, sums, memory.weights(plan, tmem, index, slot, args.v.dtype), tile.p_ready)
     else:
@@ -119,7 +123,7 @@ def _block(plan: gl.constexpr, args, tmem, work, place, lane_row, state, tile, n
 def _logits(plan: gl.constexpr, args, work, s, place, n_block, masked):
     """Masked scores, and what to multiply them with for the units of maxima."""
     n_start = n_block * plan.tile_n
-    scale = args.scale_log2
+    scale = place.scale_log2
     if plan.softcap:
         s = online.tanh(s * (scale * online.LN_2 / args.softcap)) * (args.softcap * unit(plan))
         scale = gl.to_tensor(1.0)
@@ -173,7 +177,7 @@ def _send(tile, x, lane_row):
 @gluon.jit
 def _finish(plan: gl.constexpr, args, work, place, lane_row, state, tile):
     """Sends the factors that normalise O and writes LSE. A row without keys gets 0 and -inf, with a sink 0 and the sink."""
-    row_sum = state.sums[0] + state.sums[1]
+    row_sum = _row_sum(plan, state)
     row_max = state.row_max
     if plan.sink:
         row_max, row_sum, share = with_sink(gl.load(args.sink + place.heads) * unit(plan), row_max, row_sum, is_natural(plan))
@@ -182,7 +186,7 @@ def _finish(plan: gl.constexpr, args, work, place, lane_row, state, tile):
     queries, heads = place.queries, place.heads
     used = queries < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
     lse = gl.where(used & (row_sum != 0), natural_lse(plan, row_max, row_sum), float("-inf"))
-    tile = _send(tile, gl.where(used & (row_sum != 0), share / row_sum, 0.0), lane_row)
+    tile = _send(tile, gl.where(used & (row_sum != 0), _factor(plan, args, work, share / row_sum), 0.0), lane_row)
     if plan.varlen:
         first = args.lse + heads.to(gl.int64) * args.lse_stride + work.seq.q.start
         gl.store(first + queries, lse, mask=packing.holds_query(plan, place.rows, used))
@@ -193,11 +197,24 @@ def _finish(plan: gl.constexpr, args, work, place, lane_row, state, tile):
 
 
 @gluon.jit
+def _row_sum(plan: gl.constexpr, state):
+    """Of the weights as they are, without the factor that P carries; a power of two, so nothing is rounded."""
+    row_sum = state.sums[0] + state.sums[1]
+    return row_sum * 2.0**-plan.p_exponent if plan.p_exponent else row_sum
+
+
+@gluon.jit
+def _factor(plan: gl.constexpr, args, work, share):
+    """What normalises O, with what O stands for."""
+    return share * descale.scale_of_output(plan, args, work) if plan.p_exponent or plan.descale else share
+
+
+@gluon.jit
 def _finish_part(plan: gl.constexpr, args, work, place, lane_row, state, tile):
     """Sends the factors that normalise a part of the keys and writes its statistics, see ``splits``; sinks join with the parts."""
-    row_sum = state.sums[0] + state.sums[1]
+    row_sum = _row_sum(plan, state)
     used = place.queries < work.seq.q.used
-    tile = _send(tile, gl.where(used & (row_sum != 0), 1.0 / row_sum, 0.0), lane_row)
+    tile = _send(tile, gl.where(used & (row_sum != 0), _factor(plan, args, work, 1.0 / row_sum), 0.0), lane_row)
     at, exists = part_rows(plan, args, work, place)
     splits.store_statistics(args.parts, at, gl.where(used, state.row_max, splits.UNUSED), gl.where(used, row_sum, 0.0), exists)
     return tile

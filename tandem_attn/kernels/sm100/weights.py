@@ -73,14 +73,16 @@ def _piece(plan, first, width):
     scale, minus, low_in, high_in, address = (f"${2 + n + i}" for i in range(5))
     pairs = width // 2
     lines = [f"{{ .reg .b64 scale, minus, x, sum<2>, total; .reg .b32 x0, x1, p<{pairs}>;"]
+    lines += [".reg .b16 half<2>;"] if plan.element_bytes == 1 else []
     lines += [_pair("scale", scale, scale), _pair("minus", minus, minus)]
     lines += _constants(plan.exp2.degree)
     for i in range(pairs):
         lines += _weight_pair(plan, first // 2 + i, scores[first + 2 * i], scores[first + 2 * i + 1])
-        lines += [f"cvt.rn.{_packed(plan)}.f32 p{i}, x1, x0;", _pair("x", "x0", "x1")]
+        lines += [*_rounded(plan, i), _pair("x", "x0", "x1")]
         lines += [f"mov.b64 sum{i}, x;" if i < 2 else f"add.rn.ftz.f32x2 sum{i % 2}, sum{i % 2}, x;"]
-    stored = ", ".join(f"p{i}" for i in range(pairs))
-    lines += [f"tcgen05.st.sync.aligned.32x32b.x{pairs}.b32 [{address} + {first // 2}], {{{stored}}};"]
+    columns = width * plan.element_bytes // 4  # of tensor memory
+    stored = ", ".join(f"p{i}" for i in range(columns))
+    lines += [f"tcgen05.st.sync.aligned.32x32b.x{columns}.b32 [{address} + {first * plan.element_bytes // 4}], {{{stored}}};"]
     lines += ["add.rn.ftz.f32x2 sum0, sum0, sum1;"] if pairs > 1 else []
     lines += [_pair("total", low_in, high_in), "add.rn.ftz.f32x2 total, total, sum0;", f"mov.b64 {{{low}, {high}}}, total;", "}"]
     return "\n".join(lines)
@@ -99,8 +101,16 @@ def _on_fma(split, pair):
 
 
 @gluon.constexpr_function
-def _packed(plan):
-    return {"bfloat16": "bf16x2", "float16": "f16x2"}[plan.dtype]
+def _rounded(plan, pair):
+    """x0, x1 as elements of P: two, or four of a pair and its neighbour, to a 32-bit register (PTX ISA: cvt, packed destination types).
+
+    ``satfinite`` is the one form that 8-bit types have; the plan keeps P within them.
+    """
+    if plan.element_bytes == 2:
+        return [f"cvt.rn.{ {'bfloat16': 'bf16x2', 'float16': 'f16x2'}[plan.dtype] }.f32 p{pair}, x1, x0;"]
+    kind = {"float8_e4m3fn": "e4m3x2", "float8_e5m2": "e5m2x2"}[plan.dtype]
+    lines = [f"cvt.rn.satfinite.{kind}.f32 half{pair % 2}, x1, x0;"]
+    return lines + ([f"mov.b32 p{pair // 2}, {{half0, half1}};"] if pair % 2 else [])
 
 
 @gluon.constexpr_function

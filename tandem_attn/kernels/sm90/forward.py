@@ -507,7 +507,7 @@ def forward(
     lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
     scalar0, scalar1, scalar2, scalar3, scale_log2, softcap,
     seqlen_q, seqlen_k, pitch_q, pitch_k, pitch_v, batch, heads, heads_per_kv, blocks, section, num_tiles, lse_stride,
-    bounds, mask_data, bias_data, pages, parts,
+    bounds, mask_data, bias_data, pages, parts, descales,
     plan: gl.constexpr, plain: gl.constexpr,
 ):  # fmt: skip
     """The kernel: on-chip memory, channels and the table of roles."""
@@ -516,7 +516,7 @@ def forward(
         q_desc, k_desc, v_desc, o_desc, q_tail, k_tail, v_tail, o_tail,
         lse, counter, cu_q, cu_k, used_q, used_k, sink, slopes, order, starts,
         scalars, scale_log2, softcap, seqlen_q, seqlen_k, pitch_q, pitch_k, pitch_v, batch, heads, heads_per_kv, blocks, section, num_tiles,
-        lse_stride, mask_data, bias_data, pages, parts,
+        lse_stride, mask_data, bias_data, pages, parts, descales,
     )  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     consumers: gl.constexpr = plan.q_stages

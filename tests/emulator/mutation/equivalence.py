@@ -11,17 +11,22 @@
    what anybody has waited for in the first, every order that matters is also made by a neighbour. Neighbours are barriers at which all
    of these threads arrive *and wait*; all threads of the barrier come to it by the deleted instruction, so that none is left waiting.
    bar.warp.sync also makes a warp converge, as `.aligned` instructions need: it must not have diverged since the predecessor.
+   An arrival conflicts with what makes or invalidates its mbarrier alone, and with nothing behind it where the mbarrier is made once.
+   tcgen05.fence publishes no access of a thread: it orders tcgen05 operations, each of which is the warp's as a whole.
 4. A wait at the cluster barrier whose threads do nothing before they wait at a barrier of the CTA that includes threads which have waited
    at the cluster barrier: what those acquired is before the barrier of the CTA, and so before all behind it (causality order).
 5. A wait by parity for the phase before the first, and no other in this launch (the ring of stages does not wrap): it never waits.
-6. A wait that teaches nothing: every warp that comes to it knows by then, from earlier waits, all that the arrivals of the phase release.
+6. A wait that teaches nothing: every warp that comes to it knows by then, from earlier waits, all that the arrivals of the phase release;
+   or learns it, too, from the waits that follow before the warp does anything else.
    The same for a lowered arrival count of an mbarrier all of whose waits are such (and where the run still ends with every phase in step).
 7. A cluster arrival made relaxed, where no access since the last releasing arrival conflicts with one of another CTA behind the barrier.
    Accesses count by threads and by their asynchronous operations, allocations of tensor memory as writes. Those do not count behind which
    the warp waits at a barrier of the CTA with a warp that then arrives with release: releases are cumulative.
+8. A tcgen05.fence to which no warp comes that has any tcgen05 operation: it orders those alone (the other CTA of a pair, whose MMA role
+   waits and issues under a predicate that is false).
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -82,6 +87,7 @@ class Log:
         self.used: set[Any] = set()  # mbarriers that anybody arrives at or waits for
         self.taught: set[Any] = set()  # the mbarriers of such waits
         self.made: dict[int, set[Any]] = defaultdict(set)  # mbarriers, by the line that initialises them
+        self.places: Counter[tuple[Any, int]] = Counter()  # (place, first byte) of mbarriers: how often they are made or invalidated
         self.phases: dict[int, set[int]] = defaultdict(set)  # of the mbarrier waits, by line
         self.waited: dict[Any, set[tuple[int, int]]] = defaultdict(set)  # warps that waited, by cluster barrier and phase
         self.waits: dict[int, list[tuple[tuple[int, int], int, Any]]] = defaultdict(list)  # by line: warp, number of its part, barrier
@@ -89,6 +95,8 @@ class Log:
         self.arriving: set[int] = set()  # lines of barriers that do not wait
         self.releasing: dict[Any, set[tuple[tuple[int, int], int]]] = defaultdict(set)  # (warp, line) that arrive with release, by phase
         self.relaxed: set[int] = set()  # lines of relaxed cluster arrivals
+        self.tensor: set[tuple[int, int]] = set()  # warps with tcgen05 operations
+        self.tensor_fences: dict[int, set[tuple[int, int]]] = defaultdict(set)  # warps that come to a tcgen05.fence, by its line
 
     def event(self, event: Event) -> list[Report]:
         if isinstance(event, ClusterStart):
@@ -125,8 +133,11 @@ class Log:
             self.used.add(event.barrier)
         elif isinstance(event, Issue):
             part.publishes |= self._threads(warp, event.agent.lanes)
+            if event.agent.kind.startswith("tcgen05"):
+                self.tensor.add(warp)
         elif isinstance(event, BarrierInit):
             self.made[event.site.ptx_line].add(event.barrier)
+            self.places[("mbarrier", event.barrier.cta), event.barrier.key] += 1
             thread = (*warp, (event.lanes & -event.lanes).bit_length() - 1)
             part.touches.append((thread, ("mbarrier", event.barrier.cta), event.barrier.key, event.barrier.key + 8, True))
         elif isinstance(event, Arrival) and own:
@@ -141,10 +152,12 @@ class Log:
             self._fence(event, warp, part)
 
     def _fence(self, event: Fence, warp: tuple[int, int], part: Part) -> None:
+        if event.kind.startswith("tcgen05"):
+            self.tensor_fences[event.site.ptx_line].add(warp)
         if event.kind.startswith(("bar.warp", "barrier.warp")):
             if event.lanes == FULL:
                 self._cut(warp, event.site.ptx_line, "warp")
-        elif event.kind.startswith(("fence", "membar", "tcgen05")) and not event.kind.startswith("fence.mbarrier_init"):
+        elif event.kind.startswith(("fence", "membar")) and not event.kind.startswith("fence.mbarrier_init"):
             part.publishes |= self._threads(warp, event.lanes)
 
     def _ending(self, event: Event, agent: Any, warp: tuple[int, int]) -> None:
@@ -174,6 +187,7 @@ class Log:
 
     def _allocation(self, event: TmemAllocation, warp: tuple[int, int], part: Part) -> None:
         """A write of all the columns, of both CTAs where a pair allocates."""
+        self.tensor.add(warp)
         ctas = (event.cta & ~1, event.cta | 1) if "cta_group::2" in event.site.text else (event.cta,)
         first, end = event.column * 512, (event.column + abs(event.columns)) * 512
         part.asynchronous += [((*warp, -1), (Space.TMEM, cta), first, end, True) for cta in ctas]
@@ -213,26 +227,71 @@ class Log:
         self.events[warp] += [(line, which), Part()]
 
 
+@dataclass
+class Lesson:
+    """A wait of all lanes of a warp: where, all that the arrivals of its phase released, and of it what the warp had not known.
+
+    That the phase is complete is no news by itself: only accesses of copies are over by it, whose barriers are ``transactions``.
+    """
+
+    line: int
+    barrier: BarrierId
+    released: dict[Any, int]
+    news: dict[Any, int]
+
+
 class Implied(RaceTracker):
-    """Finds the waits that teach a warp something: what the arrivals of the phase released and the warp did not know already."""
+    """Finds the waits that teach a warp something: what the arrivals of the phase released and the warp did not know already.
+
+    Nor does a wait teach anything that the next ones, before the warp does anything but wait, teach as well.
+    """
 
     def __init__(self, log: Log) -> None:
         super().__init__((1, 1, 1), frozenset())
         self.log = log
         self.transactions: set[BarrierId] = set()  # mbarriers that copies complete on
+        self.lessons: dict[int, list[Lesson]] = defaultdict(list)  # by warp, since it last did anything but wait
 
     def event(self, event: Event) -> list[Report]:
         if isinstance(event, Arrival) and event.tx:
             self.transactions.add(event.barrier)
         if isinstance(event, Wait):
-            released = self.barriers.state(event.barrier).complete.times[PLAIN]
-            known = self.warp(warp_number(event.agent)).base.times[PLAIN]
-            news = any(known.get(key, -1) < time for key, time in released.items())
-            if news or event.barrier in self.transactions:
-                self.log.news.add(event.site.ptx_line)
-                self.log.taught.add(event.barrier)
+            self._wait(event)
+        elif isinstance(getattr(event, "agent", None), WarpAgent) and not _only_converges(event):
+            self._remember(warp_number(event.agent))
         super().event(event)
         return []
+
+    def finish(self) -> list[Report]:
+        for warp in list(self.lessons):
+            self._remember(warp)
+        return super().finish()
+
+    def _wait(self, event: Wait) -> None:
+        number = warp_number(event.agent)
+        known = self.warp(number).base.times[PLAIN]
+        released = self.barriers.state(event.barrier).complete.times[PLAIN]
+        news = {key: time for key, time in released.items() if known.get(key, -1) < time and key != event.barrier}
+        if event.barrier in self.transactions or (news and event.lanes != FULL):
+            self._taught(event.site.ptx_line, event.barrier)
+        elif news:
+            self.lessons[number].append(Lesson(event.site.ptx_line, event.barrier, dict(released), news))
+
+    def _remember(self, warp: int) -> None:
+        lessons = self.lessons.pop(warp, [])
+        for i, lesson in enumerate(lessons):
+            later = lessons[i + 1 :]
+            if any(all(other.released.get(key, -1) < time for other in later) for key, time in lesson.news.items()):
+                self._taught(lesson.line, lesson.barrier)
+
+    def _taught(self, line: int, barrier: BarrierId) -> None:
+        self.log.news.add(line)
+        self.log.taught.add(barrier)
+
+
+def _only_converges(event: Event) -> bool:
+    """Whether it is a barrier of a whole warp, which orders nothing new behind a wait of all its lanes."""
+    return isinstance(event, Fence) and event.kind.startswith(("bar.warp", "barrier.warp")) and event.lanes == FULL
 
 
 def log_of(subject: Subject) -> Log:
@@ -271,6 +330,7 @@ def reason(mutant: Mutant, log: Log) -> str:
         ("only ever passes the state before the first phase, for which nobody waits", waits and log.phases[line] == {-1}),
         ("all that its phase releases is known from earlier waits", waits and line not in log.news),
         ("nothing is ever pending there", log.idle.get(line, False)),
+        ("a fence of warps without tcgen05 operations", line in log.tensor_fences and not log.tensor_fences[line] & log.tensor),
         ("an mbarrier that nobody uses", line in log.made and not log.made[line] & log.used),
         (
             "only global memory is written, and nothing of this launch reads it",
@@ -366,7 +426,7 @@ def redundant(log: Log, line: int) -> bool:
                     comers[item[1]].add(warp)
     if any(log.members[which] != warps for which, warps in comers.items()):
         return False
-    return bool(groups) and all(not _matters(parts) for parts in groups.values())
+    return bool(groups) and all(not _matters(log, parts) for parts in groups.values())
 
 
 def _merged(log: Log, items: list[Any], at: int, step: int) -> Part:
@@ -390,7 +450,7 @@ def _merged(log: Log, items: list[Any], at: int, step: int) -> Part:
     return total
 
 
-def _matters(parts: list[tuple[Part, Part]]) -> bool:
+def _matters(log: Log, parts: list[tuple[Part, Part]]) -> bool:
     """Whether the barrier may order something that its neighbours do not."""
     first = [t for before, _ in parts for t in before.touches]
     second = [t for _, after in parts for t in after.touches]
@@ -402,7 +462,7 @@ def _matters(parts: list[tuple[Part, Part]]) -> bool:
     users = {t[0] for t in second} | publishes
     if any(users - threads for threads in learns.values()):
         return True
-    actors = {t[0] for t in first}
+    actors = {t[0] for t in first if t[4] or log.places[t[1], t[2]] != 1}
     if publishes and any(actors - {one} for one in publishes):
         return True
     return _conflict(first, second)

@@ -1,8 +1,10 @@
 """Mutants of a kernel's PTX: every wait, fence, barrier, arrival, commit and transaction count deleted or weakened, one at a time."""
 
+import linecache
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,37 @@ RULES = (
     ),
     _rule("scope narrowed", r"(?P<head>(atom|red|ld|st)\.\S*?)\.(gpu|sys)(?P<tail>\b.*;)", lambda m: f"{m['head']}.cta{m['tail']}"),
 )  # fmt: skip
+
+
+_LOC = re.compile(r"^\s*\.loc\s+(\d+) (\d+) (\d+)(?:, function_name \S+, inlined_at (\d+) (\d+) (\d+))?")
+_NEAR = 40  # lines
+_FILE = re.compile(r'^\s*\.file\s+(\d+) "(.*)"')
+
+
+def source_of(ptx: str, line: int) -> list[str]:
+    """The lines of source that a line of PTX comes from, from the innermost function to the kernel: file name and text of each.
+
+    A call is found by the location before it that names the same place. Where that is far away it may be one of another inlined copy, and
+    what is found ends before it.
+    """
+    lines = ptx.splitlines()
+    files = {match[1]: match[2] for match in map(_FILE.match, lines) if match}
+    wanted: tuple[str, ...] | None = None
+    found = []
+    last = line
+    for at in range(line - 1, -1, -1):
+        match = _LOC.match(lines[at])
+        if last - at > _NEAR:
+            break
+        if match is None or wanted not in (None, match.groups()[:3]):
+            continue
+        last = at
+        path, number = files[match[1]], int(match[2])
+        found.append(f"{Path(path).name}: {linecache.getline(path, number).strip()}")
+        if match[4] is None:
+            break
+        wanted = match.groups()[3:]
+    return found
 
 
 def mutants(ptx: str) -> Iterator[Mutant]:

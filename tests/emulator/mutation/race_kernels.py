@@ -340,4 +340,27 @@ KERNELS = (
         "tcgen05.wait::ld.sync.aligned;\ntcgen05.fence::before_thread_sync;\nbar.sync 0;\ntcgen05.fence::after_thread_sync;\n" + TMEM_END,
         "missing-tcgen05-fence", target="sm_100a", threads=128, checks=("race", "missing-tcgen05-fence"),
     ),
+    RaceKernel(
+        "tcgen05.fence::after_thread_sync of another warp",
+        TC_FILL.replace("//2", "") + "fence.proxy.async;\n" + TMEM + "tcgen05.fence::before_thread_sync;\nbar.sync 0;\n"
+        + "tcgen05.fence::after_thread_sync;\n" + mma("//2") + wait("w") + "@%p1 tcgen05.fence::after_thread_sync;\nbar.sync 0;\n"
+        + "tcgen05.fence::after_thread_sync; //+\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%t0}, [%r21]; //1\n"
+        "tcgen05.wait::ld.sync.aligned;\n" + TMEM_END,
+        "missing-tcgen05-fence", target="sm_100a", threads=128, checks=("race", "missing-tcgen05-fence"),
+    ),
+    RaceKernel(
+        "tcgen05.fence::before_thread_sync of another warp",
+        TC_FILL.replace("//2", "") + "fence.proxy.async;\n" + TMEM.replace("%r0};", "%r0}; //2")
+        + "tcgen05.fence::before_thread_sync; //+\nbar.sync 0;\n@%p1 tcgen05.fence::before_thread_sync;\nbar.sync 0;\n"
+        "tcgen05.fence::after_thread_sync;\n" + mma("//1") + wait("w") + TMEM_END,
+        "missing-tcgen05-fence", target="sm_100a", threads=128, checks=("race", "missing-tcgen05-fence"),
+    ),
+    RaceKernel(
+        "arrival of a commit that nobody waits for",
+        TC_FILL.replace("//2", "") + "fence.proxy.async;\nadd.u32 %r23, %r6, 8;\n@%p0 mbarrier.init.shared::cta.b64 [%r23], 1;\n" + TMEM
+        + "bar.sync 0;\n" + mma() + wait("w")
+        + "@%p0 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r23]; //1\n"
+        + wait("x", "//+", address="%r23") + TMEM_END,
+        target="sm_100a", threads=128, words="may have exited",
+    ),
 )  # fmt: skip

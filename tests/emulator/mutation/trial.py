@@ -1,7 +1,7 @@
 """Runs one kernel or mutant under the schedules and says what was noticed."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,10 +98,13 @@ def attempt(make: Callable[[], Subject], ptx: str | None, schedule: str, seed: i
     return Outcome("")
 
 
-def judge(make: Callable[[], Subject], ptx: str | None = None, checks: Any = "all") -> Outcome:
-    """The first thing that any schedule shows."""
-    for schedule, seed in SCHEDULES:
-        outcome = attempt(make, ptx, schedule, seed, checks)
-        if outcome.how:
-            return outcome
+def judge(
+    make: Callable[[], Subject], ptx: str | None = None, checks: Any = "all", others: Iterable[Callable[[], Subject]] = ()
+) -> Outcome:
+    """The first thing that any schedule shows, of this launch or of others."""
+    for launch in (make, *others):
+        for schedule, seed in SCHEDULES:
+            outcome = attempt(launch, ptx, schedule, seed, checks)
+            if outcome.how:
+                return outcome
     return Outcome("")

@@ -17,14 +17,17 @@ from tests.emulator.subjects.subject import Subject, random_tensor, unwritten
 
 
 def forward_sm100(
-    seqlen_q: int = 200, seqlen_k: int = 300, heads: int = 2, clusters: int = 1, seed: int = 0, **overrides: object
+    seqlen_q: int = 200, seqlen_k: int = 300, heads: int = 2, clusters: int = 1, seed: int = 0, spread: float = 1.0, **overrides: object
 ) -> Subject:
-    """Causal, bf16, head_dim 128; overrides are fields of the plan. One persistent cluster takes all tiles, longest first."""
+    """Causal, bf16, head_dim 128, logits of standard deviation ``spread``; overrides are fields of the plan.
+
+    One persistent cluster takes all tiles, longest first.
+    """
     sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads": heads, "heads_kv": heads, "head_dim": 128}
     problem = Problem(batch=1, mask=Causal(), device="cpu", return_lse=True, **sizes)
     chosen = {"schedule": Schedule(ScheduleKind.LPT, Launch.STATIC), "num_splits": 1, "pack_gqa": 1, **overrides}
     made = plan(problem, "B200", direction="forward", **chosen).plan
-    q = random_tensor((1, seqlen_q, heads, 128), torch.bfloat16, seed)
+    q = random_tensor((1, seqlen_q, heads, 128), torch.bfloat16, seed) * spread
     k, v = (random_tensor((1, seqlen_k, heads, 128), torch.bfloat16, seed + i) for i in (1, 2))
     inputs = Inputs(q=q, k=k, v=v)
     out, lse = unwritten((1, seqlen_q, heads, 128), torch.bfloat16), unwritten((1, heads, seqlen_q), torch.float32)
