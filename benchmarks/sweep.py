@@ -62,6 +62,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "o_over_q": {"o_over_q": True},
     "q_smem": {"q_registers": False},
     "overlap": {"intra_overlap": True},
+    "tiles": {"tile_overlap": True},
+    "o_over_q_tiles": {"tile_overlap": True, "q_registers": False, "o_over_q": True},
 }
 WIDE = {"heads": 16, "head_dim_v": 128}
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
@@ -135,6 +137,10 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     "d64_fma": (
         [by_tokens(64, s, mask) for s, mask in ((8192, "full"), (32768, "full"), (16384, "causal"))],
         ["planned", "planned+fma6", "planned+fma12"],
+    ),
+    "tiles": (
+        [by_tokens(d, s, mask) for d in (64, 128) for s, mask in ((512, "full"), (1024, "causal"), (4096, "full"), (4096, "causal"), (16384, "causal"))],
+        ["planned", "planned+tiles", "planned+o_over_q_tiles", "planned+o_over_q_tiles+late"],
     ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],

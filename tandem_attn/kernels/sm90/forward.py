@@ -146,12 +146,12 @@ def _tiles(plan: gl.constexpr, args, q_in, kv_in, o, at, tiles_in, index: gl.con
 def _overlapped_tiles(plan: gl.constexpr, args, q_in, kv_in, o, at, tiles_in, index: gl.constexpr):
     """``_tiles`` with S of the next tile's first block issued beside the last O += P V, so that it is there once O is stored.
 
-    O is staged over Q, of which there are two slots: the store of one tile is done long before the next but one needs the slot.
+    O is staged over Q, of which there are two slots: the store of one tile is done long before the next but one needs the slot. In a ring
+    of two, the slot before is the slot behind.
     """
     if at.valid != 0:
         q_a, q_b = _queries(plan, q_in, at.valid)
         s, kv_in = _first_scores(plan, q_a, q_b, kv_in, index)
-        q_before = q_in
         has_before = gl.to_tensor(0)
         while at.valid != 0:
             work = work_at(plan, args, at)
@@ -160,18 +160,16 @@ def _overlapped_tiles(plan: gl.constexpr, args, q_in, kv_in, o, at, tiles_in, in
                 q_a, q_b = q_in.slot(), q_in.tail()
             state = _first_block(plan, args, work, row, s)
             if plan.o_over_q:
-                if has_before != 0:
-                    tma.store_wait(0)
-                    q_before.release()
+                tma.store_wait(0)
+                q_in.next().release_if(has_before)
             state, kv_in = _other_blocks(plan, args, work, row, q_a, q_b, kv_in, state, index)
             at, tiles_in = receive_tile(tiles_in)
-            q_before = q_in
             has_before = gl.to_tensor(1)
             q_in = q_in.next()
             q_a, q_b = _queries(plan, q_in, at.valid)
             s, state, kv_in = _next_scores(plan, q_a, q_b, kv_in, state, at.valid, index)
             if plan.o_over_q:
-                _finish(plan, args, work, row, state, q_before.slot(), q_before.tail())
+                _finish(plan, args, work, row, state, q_in.next().slot(), q_in.next().tail())
             else:
                 _finish(plan, args, work, row, state, o.slots.index(index), o.tails.index(index))
 
