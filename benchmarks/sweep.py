@@ -63,6 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "q_smem": {"q_registers": False},
     "overlap": {"intra_overlap": True},
     "tiles": {"tile_overlap": True},
+    "joint": {"joint": True},
     "o_over_q_tiles": {"tile_overlap": True, "q_registers": False, "o_over_q": True},
 }
 WIDE = {"heads": 16, "head_dim_v": 128}
@@ -142,6 +143,13 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         [by_tokens(d, s, mask) for d in (64, 128) for s, mask in ((512, "full"), (1024, "causal"), (4096, "full"), (4096, "causal"), (16384, "causal"))],
         ["planned", "planned+tiles", "planned+o_over_q_tiles", "planned+o_over_q_tiles+late"],
     ),
+    "joint": (
+        [by_tokens(128, s, mask) for s, mask in ((512, "full"), (1024, "causal"), (4096, "full"), (4096, "causal"), (16384, "full"), (16384, "causal"))]
+        + [by_tokens(192, s, mask, **WIDE) for s, mask in ((1024, "full"), (8192, "full"), (8192, "causal"))]
+        + [by_tokens(256, s, mask) for s, mask in ((1024, "full"), (8192, "full"), (8192, "causal"))]
+        + [by_tokens(64, s, mask) for s, mask in ((512, "full"), (1024, "full"), (2048, "causal"))],
+        ["planned", "planned+joint", "planned+joint+tiles", "planned+joint+late"],
+    ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],
         ["planned", "planned+nd1", "planned+nd4", "planned+nd16", "planned+none", "planned+late"],
@@ -189,7 +197,7 @@ def run_group(name: str, telemetry: Telemetry, peers: tuple[str, ...] = ("cudnn"
             functions[key] = run
         functions["matmul"] = matmul()
         began = time.monotonic()
-        times = milliseconds(functions, rounds=6, round_ms=40)
+        times = milliseconds(functions, rounds=10, round_ms=40)
         rates = {n: (2 * MATMUL**3 if n == "matmul" else case.flops) / statistics.median(ms) * 1e-9 for n, ms in times.items()}
         print(case, " ".join(f"{n} {r:.0f}" for n, r in rates.items()), flush=True)
         cells.append({"case": case.__dict__, "tflops": rates, "gpu": telemetry.since(began)})

@@ -110,6 +110,8 @@ class Plan:
         False  # Hopper: the first S = QK of the next tile is issued beside the last P V; Q then has two slots, or registers
     )
 
+    joint: bool = False  # Hopper: all consumers are one warp partition and run one code
+
     def __post_init__(self) -> None:
         arch = get_arch(self.arch)
         _check_choices(self, arch)
@@ -162,6 +164,16 @@ class Plan:
     def shared_kv_ring(self) -> bool:
         """Whether K and V tiles have one shape in a CTA, so that all slots form one ring; otherwise K and V have a ring each."""
         return sum(self.head_dim_chunks) == sum(self.head_dim_v_chunks) and self.cta_group == 1
+
+    @property
+    def joint_groups(self) -> int:
+        """Consumer warpgroups of a warp partition (Hopper)."""
+        return self.q_stages if self.joint else 1
+
+    @property
+    def joint_rows(self) -> int:
+        """Query rows of a warp partition's tensors."""
+        return self.tile_m * self.joint_groups
 
     @property
     def q_slots(self) -> int:

@@ -249,6 +249,43 @@ def _take_for_pair():
 
 
 @gluon.jit
+def warpgroup():
+    """Of this thread in the CTA, a number that ptxas knows to be alike in all lanes (PTX ISA: %tid, shfl.sync)."""
+    asm: gl.constexpr = "{ .reg .b32 group; mov.u32 group, %tid.x; shr.u32 group, group, 7; shfl.sync.idx.b32 $0, group, 0, 31, 0xffffffff; }"
+    return gl.inline_asm(asm, "=r", [], gl.int32)
+
+
+@gluon.jit
+def named_sync_at(place, threads: gl.constexpr):
+    gl.inline_asm(_named_at("bar.sync", threads), "r,~{memory}", [place + NAMED_BARRIER])
+
+
+@gluon.jit
+def named_arrive_at(place, threads: gl.constexpr):
+    gl.inline_asm(_named_at("bar.arrive", threads), "r,~{memory}", [place + NAMED_BARRIER])
+
+
+@gluon.jit
+def named_sync_if(wanted, place, threads: gl.constexpr):
+    gl.inline_asm(_named_if("bar.sync", threads), "r,r,~{memory}", [place + NAMED_BARRIER, wanted.to(gl.int32)])
+
+
+@gluon.jit
+def named_arrive_if(wanted, place, threads: gl.constexpr):
+    gl.inline_asm(_named_if("bar.arrive", threads), "r,r,~{memory}", [place + NAMED_BARRIER, wanted.to(gl.int32)])
+
+
+@gluon.constexpr_function
+def _named_at(instruction, threads):
+    return f"{instruction} $0, {threads};"
+
+
+@gluon.constexpr_function
+def _named_if(instruction, threads):
+    return f"{{ .reg .pred wanted; setp.ne.s32 wanted, $1, 0; @wanted {instruction} $0, {threads}; }}"
+
+
+@gluon.jit
 def named_sync(name: gl.constexpr, threads: gl.constexpr):
     """Waits until ``threads`` threads have synced on or arrived at a hardware barrier (PTX ISA: bar.sync)."""
     gl.inline_asm(_named("bar.sync", name, threads), "~{memory}")

@@ -25,6 +25,7 @@ from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_chan
 from tandem_attn.kernels.common.scheduler import coords_of, following_tile, make_tile_channel, receive_tile, send_tile, tile_count
 
 WARPS = gl.constexpr(4)  # of a consumer
+WARPGROUP = gl.constexpr(128)
 TURN_THREADS = gl.constexpr(256)  # the consumer that waits and the one before it
 
 
@@ -41,17 +42,17 @@ class State:
 
 @gluon.constexpr_function
 def s_layout(plan):
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, plan.tile_n, 16])
+    return gl.NVMMADistributedLayout([3, 0], [4 * plan.joint_groups, 1], [16, plan.tile_n, 16])
 
 
 @gluon.constexpr_function
-def o_layout(columns):
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+def o_layout(plan, columns):
+    return gl.NVMMADistributedLayout([3, 0], [4 * plan.joint_groups, 1], [16, columns, 16])
 
 
 @gluon.constexpr_function
 def p_layout(plan):
-    return gl.DotOperandLayout(0, o_layout(plan.head_dim_v_chunks[0]), 2)
+    return gl.DotOperandLayout(0, o_layout(plan, plan.head_dim_v_chunks[0]), 2)
 
 
 @gluon.jit
@@ -88,7 +89,7 @@ def producer(plan: gl.constexpr, args, q, kv_out, o, tiles):  # noqa: ARG001
 @gluon.jit
 def _query_senders(plan: gl.constexpr, q):
     """The sender of each consumer's Q."""
-    consumers: gl.constexpr = plan.q_stages
+    consumers: gl.constexpr = plan.q_stages // plan.joint_groups
     slots: gl.constexpr = plan.q_slots
     senders = (q.lane(0, slots).sender(),)
     for i in gl.static_range(1, consumers):
@@ -98,10 +99,10 @@ def _query_senders(plan: gl.constexpr, q):
 
 @gluon.jit
 def _load_queries(plan: gl.constexpr, args, work, senders):
-    consumers: gl.constexpr = plan.q_stages
+    consumers: gl.constexpr = plan.q_stages // plan.joint_groups
     behind = (packing.load_queries(plan, args, work.seq, work.head, work.row, senders[0]),)
     for i in gl.static_range(1, consumers):
-        behind = behind + (packing.load_queries(plan, args, work.seq, work.head, work.row + i * plan.tile_m, senders[i]),)
+        behind = behind + (packing.load_queries(plan, args, work.seq, work.head, work.row + i * plan.joint_rows, senders[i]),)
     return behind
 
 
@@ -126,7 +127,7 @@ def _tiles(plan: gl.constexpr, args, q_in, kv_in, o, at, tiles_in, index: gl.con
     o_tail = o.tails.index(index)
     while at.valid != 0:
         work = work_at(plan, args, at)
-        row = work.row + index * plan.tile_m
+        row = work.row + index * plan.joint_rows
         q_a, q_b = _queries(plan, q_in, at.valid)
         s, kv_in = _first_scores(plan, q_a, q_b, kv_in, index)
         state = _first_block(plan, args, work, row, s)
@@ -155,7 +156,7 @@ def _overlapped_tiles(plan: gl.constexpr, args, q_in, kv_in, o, at, tiles_in, in
         has_before = gl.to_tensor(0)
         while at.valid != 0:
             work = work_at(plan, args, at)
-            row = work.row + index * plan.tile_m
+            row = work.row + index * plan.joint_rows
             if not plan.q_registers:
                 q_a, q_b = q_in.slot(), q_in.tail()
             state = _first_block(plan, args, work, row, s)
@@ -209,10 +210,10 @@ def _first_block(plan: gl.constexpr, args, work, row, s):
     s = _logits(plan, args, work, s, row, work.visit.stop - 1, True)
     row_max = _tile_max(plan, args, s)
     p = _weights(plan, args, s, softmax.finite_or_zero(row_max))
-    acc = gl.full([plan.tile_m, plan.head_dim_v_chunks[0]], 0.0, gl.float32, o_layout(plan.head_dim_v_chunks[0]))
+    acc = gl.full([plan.joint_rows, plan.head_dim_v_chunks[0]], 0.0, gl.float32, o_layout(plan, plan.head_dim_v_chunks[0]))
     acc_tail = gl.to_tensor(0)
     if len(plan.head_dim_v_chunks) > 1:
-        acc_tail = gl.full([plan.tile_m, plan.head_dim_v_chunks[1]], 0.0, gl.float32, o_layout(plan.head_dim_v_chunks[1]))
+        acc_tail = gl.full([plan.joint_rows, plan.head_dim_v_chunks[1]], 0.0, gl.float32, o_layout(plan, plan.head_dim_v_chunks[1]))
     return State(acc, acc_tail, row_max, softmax.partial_sum(p), _operand(plan, args, p))
 
 
@@ -313,7 +314,7 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
 
 @gluon.jit
 def _scores_mma(plan: gl.constexpr, q_a, q_b, k):
-    zero = gl.full([plan.tile_m, plan.tile_n], 0.0, gl.float32, s_layout(plan))
+    zero = gl.full([plan.joint_rows, plan.tile_n], 0.0, gl.float32, s_layout(plan))
     s = warpgroup_mma(q_a, k.slot().permute((1, 0)), zero, use_acc=False, is_async=True)
     if len(plan.head_dim_chunks) > 1:
         s = warpgroup_mma(q_b, k.tail().permute((1, 0)), s, is_async=True)
@@ -341,7 +342,7 @@ def _values_wait(plan: gl.constexpr, acc, acc_tail):
 def _logits(plan: gl.constexpr, args, work, s, row, n_block, masked: gl.constexpr):
     """Masked scores; with soft cap or ALiBi in log2 units, else still to be multiplied by scale_log2."""
     layout: gl.constexpr = s_layout(plan)
-    rows = row + gl.arange(0, plan.tile_m, layout=gl.SliceLayout(1, layout))
+    rows = row + gl.arange(0, plan.joint_rows, layout=gl.SliceLayout(1, layout))
     queries = packing.queries(plan, rows)
     heads = packing.heads(plan, work.head, rows)
     if plan.softcap:
@@ -408,7 +409,7 @@ def _finish(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
 def _finish_whole(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
     """Normalises once, exactly, and writes O and LSE. A row without keys gives 0 and -inf, with a sink 0 and the sink."""
     layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
-    rows = row + gl.arange(0, plan.tile_m, layout=layout)
+    rows = row + gl.arange(0, plan.joint_rows, layout=layout)
     queries = packing.queries(plan, rows)
     heads = packing.heads(plan, work.head, rows)
     row_sum = gl.convert_layout(gl.sum(state.row_sum, axis=1), layout)
@@ -416,7 +417,7 @@ def _finish_whole(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
     if plan.sink:
         row_max, row_sum, share = with_sink(gl.load(args.sink + heads) * unit(plan), row_max, row_sum, is_natural(plan))
     else:
-        share = gl.full([plan.tile_m], 1.0, gl.float32, layout)
+        share = gl.full([plan.joint_rows], 1.0, gl.float32, layout)
     used = queries < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
     lse = gl.where(used & (row_sum != 0), natural_lse(plan, row_max, row_sum), float("-inf"))
     inverse = gl.where(used & (row_sum != 0), share / row_sum, 0.0)
@@ -451,7 +452,7 @@ def _normalised(plan: gl.constexpr, acc, inverse, used):
 def _finish_part(plan: gl.constexpr, args, work, row, state):
     """Writes what a part of the keys gives, see ``splits``; sinks join with the parts."""
     layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
-    rows = row + gl.arange(0, plan.tile_m, layout=layout)
+    rows = row + gl.arange(0, plan.joint_rows, layout=layout)
     queries = packing.queries(plan, rows)
     heads = packing.heads(plan, work.head, rows)
     used = queries < work.seq.q.used
@@ -472,31 +473,39 @@ def takes_turns(plan):
 
 
 @gluon.jit
+def _turn_of(plan: gl.constexpr, index: gl.constexpr):
+    """The place of this warpgroup among all consumers."""
+    if plan.joint_groups == 1:
+        return gl.to_tensor(index)
+    else:
+        return ptx.warpgroup()
+
+
+@gluon.jit
 def _open_turns(plan: gl.constexpr, index: gl.constexpr):
     """The last consumer lets the first one begin."""
     if takes_turns(plan):
-        if index == plan.q_stages - 1:
-            ptx.named_arrive(0, TURN_THREADS)
+        ptx.named_arrive_if(_turn_of(plan, index) == plan.q_stages - 1, gl.to_tensor(0), TURN_THREADS)
 
 
 @gluon.jit
 def _take_turn(plan: gl.constexpr, index: gl.constexpr):
     if takes_turns(plan):
-        ptx.named_sync(index, TURN_THREADS)
+        ptx.named_sync_at(_turn_of(plan, index), TURN_THREADS)
 
 
 @gluon.jit
 def _pass_turn(plan: gl.constexpr, index: gl.constexpr):
     if takes_turns(plan):
-        ptx.named_arrive((index + 1) % plan.q_stages, TURN_THREADS)
+        turn = _turn_of(plan, index) + 1
+        ptx.named_arrive_at(gl.where(turn == plan.q_stages, 0, turn), TURN_THREADS)
 
 
 @gluon.jit
 def _close_turns(plan: gl.constexpr, index: gl.constexpr):
     """The first consumer takes the turn that the last one left over."""
     if takes_turns(plan):
-        if index == 0:
-            ptx.named_sync(0, TURN_THREADS)
+        ptx.named_sync_if(_turn_of(plan, index) == 0, gl.to_tensor(0), TURN_THREADS)
 
 
 @gluon.jit
@@ -518,28 +527,30 @@ def forward(
     )  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     consumers: gl.constexpr = plan.q_stages
-    queries: gl.constexpr = consumers * plan.q_slots
-    q = make_channel(make_buffers(dtype, queries, plan.tile_m, plan.head_dim_chunks), queries, 1, plain)
+    partitions: gl.constexpr = consumers // plan.joint_groups
+    queries: gl.constexpr = partitions * plan.q_slots
+    readers: gl.constexpr = partitions if plain else consumers
+    q = make_channel(make_buffers(dtype, queries, plan.joint_rows, plan.head_dim_chunks), queries, 1 if plain else plan.joint_groups, plain)
     if plan.o_over_q:
         o = q.buffers
     else:
-        o = make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_v_chunks)
+        o = make_buffers(dtype, partitions, plan.joint_rows, plan.head_dim_v_chunks)
     if plan.shared_kv_ring:
-        k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, consumers, plain)
+        k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, readers, plain)
         v = k
     else:
-        k = make_channel(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, consumers, plain)
-        v = make_channel(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, consumers, plain)
-    tiles = make_tile_channel(consumers, plain)
+        k = make_channel(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, readers, plain)
+        v = make_channel(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, readers, plain)
+    tiles = make_tile_channel(readers, plain)
     kv_out = KeyValue(k.sender(), v.sender(), plan.shared_kv_ring)
     kv_in = KeyValue(k.receiver(), v.receiver(), plan.shared_kv_ring)
     registers: gl.constexpr = worker_registers(plan)
-    if consumers == 1:
+    if partitions == 1:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
             (producer, (plan, args, q, kv_out, o, tiles)),
         ], [1], registers)  # fmt: skip
-    elif consumers == 2:
+    elif partitions == 2:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
