@@ -6,10 +6,10 @@ of the other consumers (and its own P V) run on the tensor cores. Named barriers
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import bias, masks, packing, paging, predicates, ptx, softmax, splits
+from tandem_attn.kernels.common import bias, masks, mma, packing, paging, predicates, ptx, softmax, splits
 from tandem_attn.kernels.common.arguments import (
     Args,
     exp2_of,
@@ -199,7 +199,7 @@ def _first_scores(plan: gl.constexpr, q_a, q_b, kv_in, index: gl.constexpr):
     _take_turn(plan, index)
     s_mma = _scores_mma(plan, q_a, q_b, k)
     _pass_turn(plan, index)
-    s = warpgroup_mma_wait(0, deps=(s_mma,))
+    s = mma.wait(0, deps=(s_mma,))
     k.release()
     return s, kv_in.after_k(k.next())
 
@@ -262,9 +262,9 @@ def _next_scores(plan: gl.constexpr, q_a, q_b, kv_in, state, sent, index: gl.con
     s_mma = _scores_mma(plan, q_a, q_b, k)
     _pass_turn(plan, index)
     if len(plan.head_dim_v_chunks) > 1:
-        acc, acc_tail, s = warpgroup_mma_wait(0, deps=(o_mma, tail_mma, s_mma))
+        acc, acc_tail, s = mma.wait(0, deps=(o_mma, tail_mma, s_mma))
     else:
-        acc, s = warpgroup_mma_wait(0, deps=(o_mma, s_mma))
+        acc, s = mma.wait(0, deps=(o_mma, s_mma))
         acc_tail = tail_mma
     v.release()
     k.release_if(sent)
@@ -287,7 +287,7 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
     o_mma, tail_mma = _values_mma(plan, state, v)
     if not plan.early_turn:
         _pass_turn(plan, index)
-    s = warpgroup_mma_wait(len(plan.head_dim_v_chunks), deps=(s_mma,))
+    s = mma.wait(len(plan.head_dim_v_chunks), deps=(s_mma,))
     s = _logits(plan, args, work, s, row, n_block, masked)
     row_max = gl.maximum(state.row_max, _tile_max(plan, args, s))
     if plan.rescale_rows:
@@ -333,9 +333,9 @@ def _values_mma(plan: gl.constexpr, state, v):
 @gluon.jit
 def _values_wait(plan: gl.constexpr, acc, acc_tail):
     if len(plan.head_dim_v_chunks) > 1:
-        return warpgroup_mma_wait(0, deps=(acc, acc_tail))
+        return mma.wait(0, deps=(acc, acc_tail))
     else:
-        return warpgroup_mma_wait(0, deps=(acc,)), acc_tail
+        return mma.wait(0, deps=(acc,)), acc_tail
 
 
 @gluon.jit
