@@ -150,6 +150,14 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         + [by_tokens(64, s, mask) for s, mask in ((512, "full"), (1024, "full"), (2048, "causal"))],
         ["planned", "planned+joint", "planned+joint+tiles", "planned+joint+late"],
     ),
+    "worst_causal": (
+        [by_tokens(d, s, "causal", **(WIDE if d == 192 else {})) for d, s in ((64, 4096), (64, 16384), (192, 8192), (192, 32768), (256, 2048), (256, 16384))],
+        ["planned", "planned+lpt1", "planned+lpt2", "planned+lpt4", "planned+lpt16", "planned+overlap"],
+    ),
+    "worst_full": (
+        [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((64, 8192), (64, 32768), (192, 16384), (256, 4096))],
+        ["planned", "planned+nd1", "planned+nd4", "planned+overlap", "planned+o_over_q_tiles"],
+    ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],
         ["planned", "planned+nd1", "planned+nd4", "planned+nd16", "planned+none", "planned+late"],
