@@ -119,7 +119,7 @@ def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     types = {name: _type(name, plan) for name in entry.arg_names if name not in constants}
     signature = {name: types.get(name, "constexpr") for name in entry.arg_names}
     source = GluonASTSource(entry, signature, {(entry.arg_names.index(name),): value for name, value in constants.items()})
-    options: dict[str, Any] = {"num_warps": WARPGROUP * plan.joint_groups, "num_ctas": plan.cta_group, "maxnreg": entry_registers(plan)}
+    options: dict[str, Any] = {"num_warps": plan.consumer_warps, "num_ctas": plan.cta_group, "maxnreg": entry_registers(plan)}
     options |= {"enable_fp_fusion": True} | ({"instrumentation_mode": "consan"} if consan else {})
     return _kernel(plan, _translated(triton, source, plan.arch, options), types.values())
 
@@ -202,7 +202,7 @@ def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     if tensor in "kv":
         rows = [plan.page_rows or plan.tile_n]
     else:
-        rows = [plan.joint_rows * plan.cta_group]
+        rows = [plan.consumer_rows * plan.cta_group]
         if plan.pack_gqa > 1:
             rows = [rows[0] // plan.pack_rows, plan.pack_rows]
     columns = chunks[-1] if tail else chunks[0]

@@ -15,7 +15,7 @@ from tandem_attn.spec.arch import Arch, get_arch
 from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.problem import DTYPES as ELEMENT_BYTES
 from tandem_attn.spec.problem import FLOAT8, output_dtype
-from tandem_attn.spec.resources import MMA_BYTES, Region, Role, check_regions, check_roles, chunks, used
+from tandem_attn.spec.resources import MMA_BYTES, WARPGROUP, Region, Role, check_regions, check_roles, chunks, used
 
 _WARP_ROWS = 32  # rows of a warp where each thread holds one
 
@@ -106,11 +106,6 @@ class Plan:
     q_registers: bool = False  # Hopper: Q is operand A from registers, and its shared memory is free for the next tile's
     ping_pong: bool = False  # Hopper: the consumers issue their products in turns, so that one's softmax runs under another's MMA
     early_turn: bool = False  # Hopper: the turn passes once S = QK is issued, not P V too
-    tile_overlap: bool = (
-        False  # Hopper: the first S = QK of the next tile is issued beside the last P V; Q then has two slots, or registers
-    )
-
-    joint: bool = False  # Hopper: all consumers are one warp partition and run one code
 
     def __post_init__(self) -> None:
         arch = get_arch(self.arch)
@@ -166,19 +161,19 @@ class Plan:
         return sum(self.head_dim_chunks) == sum(self.head_dim_v_chunks) and self.cta_group == 1
 
     @property
-    def joint_groups(self) -> int:
-        """Consumer warpgroups of a warp partition (Hopper)."""
-        return self.q_stages if self.joint else 1
+    def consumers(self) -> int:
+        """Warp partitions that compute query rows (Hopper)."""
+        return sum(role.name.startswith("consumer") for role in self.roles)
 
     @property
-    def joint_rows(self) -> int:
-        """Query rows of a warp partition's tensors."""
-        return self.tile_m * self.joint_groups
+    def consumer_warps(self) -> int:
+        """Warps of a consumer: one warpgroup, or several that run one code (Hopper)."""
+        return self.roles[0].warps if self.consumers else WARPGROUP
 
     @property
-    def q_slots(self) -> int:
-        """Q tiles in shared memory for each tile that a CTA computes at once (Hopper)."""
-        return 2 if self.tile_overlap and not self.q_registers else 1
+    def consumer_rows(self) -> int:
+        """Query rows of a consumer's tensors: ``tile_m`` a warpgroup."""
+        return self.tile_m * (self.consumer_warps // WARPGROUP)
 
     @property
     def k_stages(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tandem_attn.spec.arch import Arch
@@ -37,11 +38,14 @@ _THREADS = 128  # of a warpgroup
 _WGMMA_ROWS = 64  # rows of A in one wgmma (PTX ISA)
 
 
-def _roles(consumers: int, joint: bool = False) -> tuple[Role, ...]:
-    if joint:
-        return (Role("consumers", 4 * consumers, _CONSUMER[consumers]), Role("producer", 1, _PRODUCER[consumers]))
-    each = [Role(f"consumer{i}", 4, _CONSUMER[consumers]) for i in range(consumers)]
-    return (*each, Role("producer", 1, _PRODUCER[consumers]))
+def _roles(consumers: int, apart: bool = False) -> tuple[Role, ...]:
+    """Two consumers are one warp partition: they run one code, which takes half as long to compile."""
+    registers = _CONSUMER[consumers]
+    if consumers == 2 and not apart:
+        roles = [Role("consumers", 8, registers)]
+    else:
+        roles = [Role(f"consumer{i}", 4, registers) for i in range(consumers)]
+    return (*roles, Role("producer", 1, _PRODUCER[consumers]), Role("storer", 1, _PRODUCER[consumers]))
 
 
 def _fills_wide_tiles(problem: Problem) -> bool:
@@ -73,15 +77,9 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
         raise ValueError(f"registers: {live} for accumulators, O in two parts, leave too few of {_CONSUMER[consumers]} a thread")
     if live > _CONSUMER[consumers] - (_Q_ROOM if q else _SPARE):
         raise ValueError(f"registers: {live} for accumulators leave no {_SPARE} of {_CONSUMER[consumers]} a thread")
-    if point["joint"] and consumers == 3:
-        return None
     e = problem.element_bytes
     q_bytes, o_bytes, k_bytes, v_bytes = tile_m * d * e, tile_m * dv * e, tile_n * d * e, tile_n * dv * e
     own_o = not point["o_over_q"]
-    overlap = point["tile_overlap"]
-    if overlap and own_o != point["q_registers"]:
-        return None  # O lies over one of two slots of Q, where Q stays in them
-    q_bytes *= 2 if overlap and not point["q_registers"] else 1
     fixed = consumers * (q_bytes + (o_bytes if own_o else 0)) + BARRIER_BYTES
     if not own_o and (point["q_registers"] or chunks(problem.head_dim)[: len(chunks(problem.head_dim_v))] != chunks(problem.head_dim_v)):
         return None  # Q of the next tile lies there already, or O is cut otherwise
@@ -97,7 +95,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
         "early_turn": consumers == 2 and point["q_registers"],
         "ping_pong": _turns_pay(problem, consumers),
     }
-    return Plan(**{**base, **fields, "page_rows": page_rows(problem, tile_n), "roles": _roles(consumers, point["joint"]), "smem": smem.regions})
+    return Plan(**{**base, **fields, "page_rows": page_rows(problem, tile_n), "roles": _roles(consumers, bool(os.environ.get("APART"))), "smem": smem.regions})
 
 
 def _backward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:  # noqa: ARG001
@@ -159,8 +157,6 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
         Criterion(lambda p: p.q_registers != _q_registers_pay(problem), _q_sentence),
-        Criterion(lambda p: p.joint, lambda _: "apart"),
-        Criterion(lambda p: p.tile_overlap, lambda _: "tiles one after the other"),
         Criterion(lambda p: p.o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     )
@@ -198,8 +194,6 @@ FORWARD = Grid(
         "q_registers": (True, False),
         "intra_overlap": (False,),
         "o_over_q": (False, True),
-        "tile_overlap": (False, True),
-        "joint": (False, True),
         "kv_stages": (ALL_THAT_FIT,),
     },
     build=_forward,

@@ -61,10 +61,10 @@ class Channel:
     plain: gl.constexpr  # Gluon's own arrive: slower, but visible to Triton's sanitizers
 
     @gluon.jit
-    def lane(self, i: gl.constexpr, stages: gl.constexpr = 1):
-        """The i-th ``stages`` slots as a channel of their own."""
-        lane = Buffers(self.buffers.slots.slice(i * stages, stages), self.buffers.tails.slice(i * stages, stages))
-        return Channel(lane, self.ready.slice(i * stages, stages), self.empty.slice(i * stages, stages), stages, self.plain)
+    def lane(self, i: gl.constexpr):
+        """Slot ``i`` as a channel of its own."""
+        lane = Buffers(self.buffers.slots.slice(i, 1), self.buffers.tails.slice(i, 1))
+        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain)
 
     @gluon.jit
     def sender(self):
@@ -76,21 +76,17 @@ class Channel:
 
 
 @gluon.jit
-def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr):
-    """A channel over ``buffers``, each slot released by ``consumers`` warpgroups."""
-    return channel_of(buffers, stages, consumers if plain else consumers * WARPS, plain)
-
-
-@gluon.jit
-def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False):
-    """A channel over ``buffers``, each slot released by ``arrivals`` arrivals.
+def channel_of(
+    buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False, sends: gl.constexpr = 1
+):
+    """A channel over ``buffers``, each slot made ready by ``sends`` arrivals and released by ``arrivals``.
 
     With ``pair`` a slot is ready when both CTAs of a pair have loaded their part of it, which the first one's MMA warp waits for.
     """
     ready = mbarrier.allocate_mbarrier(batch=stages, two_ctas=pair)
     empty = mbarrier.allocate_mbarrier(batch=stages)
     for i in gl.static_range(stages):
-        mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(ready.index(i), count=sends)
         mbarrier.init(empty.index(i), count=arrivals)
     return Channel(buffers, ready, empty, stages, plain)
 
@@ -121,6 +117,22 @@ class Sender:
     @gluon.jit
     def wait_empty(self):
         mbarrier.wait(self.channel.empty.index(self.index), self.phase)
+
+    @gluon.jit
+    def wait_free(self):
+        """``wait_empty`` for a role of many warps, without a barrier of the partition."""
+        if self.channel.plain:
+            self.wait_empty()
+        else:
+            ptx.wait_phase(self.channel.empty.index(self.index), self.phase)
+
+    @gluon.jit
+    def send(self):
+        """Says that the slot is written; every warp calls it after its last write."""
+        if self.channel.plain:
+            mbarrier.arrive(self.channel.ready.index(self.index), count=1)
+        else:
+            ptx.arrive_warp(self.channel.ready.index(self.index))
 
     @gluon.jit
     def drain(self):
@@ -164,14 +176,6 @@ class Receiver:
             ptx.wait_phase(self.channel.ready.index(self.index), self.phase)
 
     @gluon.jit
-    def wait_if(self, sent):
-        """``wait``, or nothing where ``sent`` is 0: nothing is to come."""
-        if self.channel.plain:
-            mbarrier.wait(self.channel.ready.index(self.index), self.phase, pred=sent != 0)
-        else:
-            ptx.wait_phase_if(sent, self.channel.ready.index(self.index), self.phase)
-
-    @gluon.jit
     def slot(self):
         return self.channel.buffers.slots.index(self.index)
 
@@ -191,14 +195,6 @@ class Receiver:
             mbarrier.arrive(self.channel.empty.index(self.index), count=1)
         else:
             ptx.arrive_warp(self.channel.empty.index(self.index))
-
-    @gluon.jit
-    def release_if(self, sent):
-        """``release``, or nothing where ``sent`` is 0."""
-        if self.channel.plain:
-            mbarrier.arrive(self.channel.empty.index(self.index), count=1, pred=sent != 0)
-        else:
-            ptx.arrive_warp_if(sent, self.channel.empty.index(self.index))
 
     @gluon.jit
     def release_after(self, value):

@@ -75,28 +75,6 @@ def wait_phase(barrier, phase):
 
 
 @gluon.jit
-def wait_phase_if(wanted, barrier, phase):
-    """``wait_phase``, or nothing where ``wanted`` is 0."""
-    gl.inline_asm(
-        "{ .reg .pred done; setp.eq.s32 done, $0, 0; again${:uid}: "
-        "@!done mbarrier.try_wait.parity.shared::cta.b64 done, [$1], $2; @!done bra again${:uid}; }",
-        "r,r,r,~{memory}",
-        [wanted, here(barrier), phase],
-    )
-
-
-@gluon.jit
-def arrive_warp_if(wanted, barrier):
-    """``arrive_warp``, or nothing where ``wanted`` is 0."""
-    gl.inline_asm(
-        "{ .reg .pred one, all; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; setp.ne.s32 all, $0, 0; and.pred one, one, all; "
-        "@one mbarrier.arrive.shared::cta.b64 _, [$1]; }",
-        "r,r,~{memory}",
-        [wanted, here(barrier)],
-    )
-
-
-@gluon.jit
 def arrive_warp_tmem(barrier):
     """``arrive_warp`` after this warp's tensor-memory loads and stores (PTX ISA: tcgen05.wait, tcgen05.fence)."""
     gl.inline_asm(
@@ -249,54 +227,86 @@ def _take_for_pair():
 
 
 @gluon.jit
-def warpgroup():
-    """Of this thread in the CTA, a number that ptxas knows to be alike in all lanes (PTX ISA: %tid, shfl.sync)."""
-    asm: gl.constexpr = "{ .reg .b32 group; mov.u32 group, %tid.x; shr.u32 group, group, 7; shfl.sync.idx.b32 $0, group, 0, 31, 0xffffffff; }"
-    return gl.inline_asm(asm, "=r", [], gl.int32)
+def place(warps: gl.constexpr, partition: gl.constexpr):
+    """The place of this warpgroup among those of its kind: of partition ``partition`` of 4 warps, or in a partition of more, the first in the
+    CTA, by its threads. As a number that ptxas knows to be alike in all lanes (PTX ISA: %tid, shfl.sync)."""
+    if warps == 4:
+        return gl.to_tensor(partition)
+    else:
+        asm: gl.constexpr = "{ .reg .b32 at; mov.u32 at, %tid.x; shr.u32 at, at, 7; shfl.sync.idx.b32 $0, at, 0, 31, 0xffffffff; }"
+        return gl.inline_asm(asm, "=r", [], gl.int32)
 
 
 @gluon.jit
-def named_sync_at(place, threads: gl.constexpr):
-    gl.inline_asm(_named_at("bar.sync", threads), "r,~{memory}", [place + NAMED_BARRIER])
+def named_sync(number, threads: gl.constexpr):
+    """Waits until ``threads`` threads have synced on or arrived at hardware barrier ``number`` (PTX ISA: bar.sync)."""
+    gl.inline_asm(_named("bar.sync", threads), "r,~{memory}", [number + NAMED_BARRIER])
 
 
 @gluon.jit
-def named_arrive_at(place, threads: gl.constexpr):
-    gl.inline_asm(_named_at("bar.arrive", threads), "r,~{memory}", [place + NAMED_BARRIER])
-
-
-@gluon.jit
-def named_sync_if(wanted, place, threads: gl.constexpr):
-    gl.inline_asm(_named_if("bar.sync", threads), "r,r,~{memory}", [place + NAMED_BARRIER, wanted.to(gl.int32)])
-
-
-@gluon.jit
-def named_arrive_if(wanted, place, threads: gl.constexpr):
-    gl.inline_asm(_named_if("bar.arrive", threads), "r,r,~{memory}", [place + NAMED_BARRIER, wanted.to(gl.int32)])
+def named_arrive(number, threads: gl.constexpr):
+    """Arrives at a hardware barrier without waiting (PTX ISA: bar.arrive)."""
+    gl.inline_asm(_named("bar.arrive", threads), "r,~{memory}", [number + NAMED_BARRIER])
 
 
 @gluon.constexpr_function
-def _named_at(instruction, threads):
+def _named(instruction, threads):
     return f"{instruction} $0, {threads};"
+
+
+@gluon.jit
+def named_sync_if(wanted, number, threads: gl.constexpr):
+    """``named_sync``, or nothing where ``wanted`` is false."""
+    gl.inline_asm(_named_if("bar.sync", threads), "r,r,~{memory}", [wanted.to(gl.int32), number + NAMED_BARRIER])
+
+
+@gluon.jit
+def named_arrive_if(wanted, number, threads: gl.constexpr):
+    """``named_arrive``, or nothing where ``wanted`` is false."""
+    gl.inline_asm(_named_if("bar.arrive", threads), "r,r,~{memory}", [wanted.to(gl.int32), number + NAMED_BARRIER])
 
 
 @gluon.constexpr_function
 def _named_if(instruction, threads):
-    return f"{{ .reg .pred wanted; setp.ne.s32 wanted, $1, 0; @wanted {instruction} $0, {threads}; }}"
+    return f"{{ .reg .pred wanted; setp.ne.s32 wanted, $0, 0; @wanted {instruction} $1, {threads}; }}"
 
 
 @gluon.jit
-def named_sync(name: gl.constexpr, threads: gl.constexpr):
-    """Waits until ``threads`` threads have synced on or arrived at a hardware barrier (PTX ISA: bar.sync)."""
-    gl.inline_asm(_named("bar.sync", name, threads), "~{memory}")
+def put_tile(slot, acc, row, dtype: gl.constexpr):
+    """acc (M, N), float32 in a wgmma accumulator, as ``dtype`` into a swizzled tile in shared memory (PTX ISA: stmatrix, TMA swizzling modes).
 
-
-@gluon.jit
-def named_arrive(name: gl.constexpr, threads: gl.constexpr):
-    """Arrives at a hardware barrier without waiting (PTX ISA: bar.arrive)."""
-    gl.inline_asm(_named("bar.arrive", name, threads), "~{memory}")
+    ``row`` (M,) are the tile's rows. Every warp writes its own 16, with no barrier; to Gluon's ``store`` the compiler adds one of the whole
+    partition.
+    """
+    asm: gl.constexpr = _put_tile(acc.type.shape[0], acc.type.shape[1], dtype)
+    gl.inline_asm(asm, _put_tile_constraints(acc.type.shape[1] // 2), [here(slot), acc, row])
 
 
 @gluon.constexpr_function
-def _named(instruction, name, threads):
-    return f"{instruction} {NAMED_BARRIER.value + name}, {threads};"
+def _put_tile_constraints(count):
+    return ",".join(["r", *["f"] * count, "r", "r", "~{memory}"])
+
+
+@gluon.constexpr_function
+def _put_tile(rows, columns, dtype):
+    """Registers come 4 for every 8 columns, see ``masks.hide_columns``; a matrix of stmatrix is 8 rows of 8 columns, and lane l has the address
+    of row l % 8 of matrix l / 8: the upper and lower rows of 8 columns, then those of the next 8."""
+    name = {"bf16": "bf16x2", "fp16": "f16x2"}[str(dtype)]
+    width = min(2 * columns, 128)  # bytes of a row in a panel, whose 16-byte chunks are exchanged by row
+    count = columns // 2
+    first = f"${1 + count}"  # the thread's upper row: that of its warp plus lane / 4
+    lines = ["{ .reg .b32 lane, row, at, chunk, part<4>, here;", "mov.u32 lane, %laneid;"]
+    lines += ["shr.u32 row, lane, 2;", f"sub.s32 row, {first}, row;", f"and.b32 row, row, {rows - 1};"]
+    lines += ["and.b32 at, lane, 15;", "add.s32 row, row, at;"]
+    lines += [f"mad.lo.s32 at, row, {width}, $0;", f"shr.u32 row, row, {(128 // width).bit_length() - 1};"]
+    lines += [f"and.b32 row, row, {width // 16 - 1};", "shr.u32 chunk, lane, 4;", "xor.b32 chunk, chunk, row;", "shl.b32 chunk, chunk, 4;"]
+    lines.append("add.s32 at, at, chunk;")
+    for pair in range(columns // 16):
+        for i in range(4):
+            low = 1 + 8 * pair + 2 * i
+            lines.append(f"cvt.rn.{name}.f32 part{i}, ${low + 1}, ${low};")
+        panel, chunk = divmod(32 * pair, width)
+        lines.append(f"xor.b32 here, at, {chunk};")
+        parts = ", ".join(f"part{i}" for i in range(4))
+        lines.append(f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [here + {panel * rows * width}], {{{parts}}};")
+    return "\n".join([*lines, "}"])

@@ -101,14 +101,8 @@ def _dense_coords(tile, blocks, heads, batch, section, descending: gl.constexpr)
 
 
 @gluon.jit
-def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr):
-    """Carries the coordinates of tiles from the producer to every consumer."""
-    return tile_channel_of(consumers if plain else consumers * WARPS, plain)
-
-
-@gluon.jit
 def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = ()):
-    """``make_tile_channel``, each slot released by ``arrivals`` arrivals.
+    """Carries the coordinates of tiles from the producer to the other roles, each slot released by ``arrivals`` arrivals.
 
     ``in_each_cta``: layout bases of shared memory of which each CTA of a pair has its own.
     """

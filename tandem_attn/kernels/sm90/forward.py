@@ -6,26 +6,24 @@ of the other consumers (and its own P V) run on the tensor cores. Named barriers
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import bias, masks, mma, packing, paging, predicates, ptx, softmax, splits
+from tandem_attn.kernels.common import bias, masks, mma, packing, paging, predicates, ptx, softmax
 from tandem_attn.kernels.common.arguments import (
     Args,
     exp2_of,
     has_bias,
     is_natural,
-    natural_lse,
     unit,
-    with_sink,
     work_at,
     worker_registers,
 )
-from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_channel
-from tandem_attn.kernels.common.scheduler import coords_of, following_tile, make_tile_channel, receive_tile, send_tile, tile_count
+from tandem_attn.kernels.common.channel import KeyValue, channel_of, make_buffers
+from tandem_attn.kernels.common.scheduler import coords_of, following_tile, receive_tile, send_tile, tile_channel_of, tile_count
+from tandem_attn.kernels.sm90 import output
+from tandem_attn.kernels.sm90.layouts import o_layout, p_layout, s_layout
 
-WARPS = gl.constexpr(4)  # of a consumer
-WARPGROUP = gl.constexpr(128)
 TURN_THREADS = gl.constexpr(256)  # the consumer that waits and the one before it
 
 
@@ -40,28 +38,14 @@ class State:
     p: gl.tensor  # of the last block, an operand of the next product
 
 
-@gluon.constexpr_function
-def s_layout(plan):
-    return gl.NVMMADistributedLayout([3, 0], [4 * plan.joint_groups, 1], [16, plan.tile_n, 16])
-
-
-@gluon.constexpr_function
-def o_layout(plan, columns):
-    return gl.NVMMADistributedLayout([3, 0], [4 * plan.joint_groups, 1], [16, columns, 16])
-
-
-@gluon.constexpr_function
-def p_layout(plan):
-    return gl.DotOperandLayout(0, o_layout(plan, plan.head_dim_v_chunks[0]), 2)
-
-
 @gluon.jit
-def producer(plan: gl.constexpr, args, q, kv_out, o, tiles):  # noqa: ARG001
+def producer(plan: gl.constexpr, args, q, kv_out, tiles):
     """Hands out tiles and loads them: Q, then K and V blocks from the last to the first, V one block behind K."""
+    consumers: gl.constexpr = plan.consumers
     k_chunks: gl.constexpr = plan.head_dim_chunks
     v_chunks: gl.constexpr = plan.head_dim_v_chunks
     num_tiles = tile_count(plan, args)
-    q_out = _query_senders(plan, q)
+    q_out = q.sender()
     tile = gl.program_id(0)
     at = coords_of(plan, args, tile, num_tiles)
     tiles_out = send_tile(tiles.sender(), at)
@@ -72,7 +56,8 @@ def producer(plan: gl.constexpr, args, q, kv_out, o, tiles):  # noqa: ARG001
         work = work_at(plan, args, at)
         seq = work.seq
         head_kv = packing.head_kv(plan, args, work.head)
-        q_out = _load_queries(plan, args, work, q_out)
+        for i in gl.static_range(consumers):
+            q_out = packing.load_queries(plan, args, seq, work.head, work.row + i * plan.consumer_rows, q_out)
         key = (work.visit.stop - 1) * plan.tile_n
         kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
         for _ in range(work.visit.start, work.visit.stop - 1):
@@ -87,98 +72,34 @@ def producer(plan: gl.constexpr, args, q, kv_out, o, tiles):  # noqa: ARG001
 
 
 @gluon.jit
-def _query_senders(plan: gl.constexpr, q):
-    """The sender of each consumer's Q."""
-    consumers: gl.constexpr = plan.q_stages // plan.joint_groups
-    slots: gl.constexpr = plan.q_slots
-    senders = (q.lane(0, slots).sender(),)
-    for i in gl.static_range(1, consumers):
-        senders = senders + (q.lane(i, slots).sender(),)
-    return senders
-
-
-@gluon.jit
-def _load_queries(plan: gl.constexpr, args, work, senders):
-    consumers: gl.constexpr = plan.q_stages // plan.joint_groups
-    behind = (packing.load_queries(plan, args, work.seq, work.head, work.row, senders[0]),)
-    for i in gl.static_range(1, consumers):
-        behind = behind + (packing.load_queries(plan, args, work.seq, work.head, work.row + i * plan.joint_rows, senders[i]),)
-    return behind
-
-
-@gluon.jit
 def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, index: gl.constexpr):
-    """Computes the query rows of one warpgroup, tile after tile."""
-    slots: gl.constexpr = plan.q_slots
-    q_in = q.lane(index, slots).receiver()
+    """Computes the query rows of its warpgroups, tile after tile."""
+    q_in = q.lane(index).receiver()
+    o_out = o.lane(index).sender()
     _open_turns(plan, index)
     at, tiles_in = receive_tile(tiles.receiver())
-    if plan.tile_overlap:
-        _overlapped_tiles(plan, args, q_in, kv_in, o, at, tiles_in, index)
-    else:
-        _tiles(plan, args, q_in, kv_in, o, at, tiles_in, index)
-    _close_turns(plan, index)
-    tma.store_wait(0)
-
-
-@gluon.jit
-def _tiles(plan: gl.constexpr, args, q_in, kv_in, o, at, tiles_in, index: gl.constexpr):
-    o_slot = o.slots.index(index)
-    o_tail = o.tails.index(index)
     while at.valid != 0:
         work = work_at(plan, args, at)
-        row = work.row + index * plan.joint_rows
-        q_a, q_b = _queries(plan, q_in, at.valid)
-        s, kv_in = _first_scores(plan, q_a, q_b, kv_in, index)
-        state = _first_block(plan, args, work, row, s)
-        state, kv_in = _other_blocks(plan, args, work, row, q_a, q_b, kv_in, state, index)
-        if not plan.q_registers and not plan.o_over_q:
-            q_in.release()
-        state, kv_in = _last_values(plan, state, kv_in)
-        _finish(plan, args, work, row, state, o_slot, o_tail)
-        if plan.o_over_q:
-            tma.store_wait(0)
-            q_in.release()
+        row = work.row + index * plan.consumer_rows
+        state, kv_in = _attend(plan, args, work, row, q_in, kv_in, index)
+        if plan.num_splits > 1:
+            output.finish_part(plan, args, work, row, state)
+            if plan.o_over_q:
+                q_in.release()
+        else:
+            output.finish(plan, args, work, row, state, o_out, index)
+            o_out = o_out.next()
         q_in = q_in.next()
         at, tiles_in = receive_tile(tiles_in)
+    _close_turns(plan, index)
 
 
 @gluon.jit
-def _overlapped_tiles(plan: gl.constexpr, args, q_in, kv_in, o, at, tiles_in, index: gl.constexpr):
-    """``_tiles`` with S of the next tile's first block issued beside the last O += P V, so that it is there once O is stored.
-
-    O is staged over Q, of which there are two slots: the store of one tile is done long before the next but one needs the slot. In a ring
-    of two, the slot before is the slot behind.
-    """
-    if at.valid != 0:
-        q_a, q_b = _queries(plan, q_in, at.valid)
-        s, kv_in = _first_scores(plan, q_a, q_b, kv_in, index)
-        has_before = gl.to_tensor(0)
-        while at.valid != 0:
-            work = work_at(plan, args, at)
-            row = work.row + index * plan.joint_rows
-            if not plan.q_registers:
-                q_a, q_b = q_in.slot(), q_in.tail()
-            state = _first_block(plan, args, work, row, s)
-            if plan.o_over_q:
-                tma.store_wait(0)
-                q_in.next().release_if(has_before)
-            state, kv_in = _other_blocks(plan, args, work, row, q_a, q_b, kv_in, state, index)
-            at, tiles_in = receive_tile(tiles_in)
-            has_before = gl.to_tensor(1)
-            q_in = q_in.next()
-            q_a, q_b = _queries(plan, q_in, at.valid)
-            s, state, kv_in = _next_scores(plan, q_a, q_b, kv_in, state, at.valid, index)
-            if plan.o_over_q:
-                _finish(plan, args, work, row, state, q_in.next().slot(), q_in.next().tail())
-            else:
-                _finish(plan, args, work, row, state, o.slots.index(index), o.tails.index(index))
-
-
-@gluon.jit
-def _queries(plan: gl.constexpr, q_in, sent):
-    """Both chunks of the next Q, as operands; whatever lies there where there is no next."""
-    q_in.wait_if(sent)
+def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexpr):
+    """Softmax-weighted values of all key blocks, from the last block to the first; not yet normalised."""
+    tree: gl.constexpr = masks.parse(plan.mask)
+    visit = work.visit
+    q_in.wait()
     q_a = q_in.slot()
     q_b = q_in.tail()
     if plan.q_registers:
@@ -187,41 +108,8 @@ def _queries(plan: gl.constexpr, q_in, sent):
         if len(plan.head_dim_chunks) > 1:
             q_b = q_b.load(operand)
         fence_async_shared()
-        q_in.release_if(sent)
-    return q_a, q_b
-
-
-@gluon.jit
-def _first_scores(plan: gl.constexpr, q_a, q_b, kv_in, index: gl.constexpr):
-    """S of the last key block: there is no P V to overlap with yet."""
-    k = kv_in.k
-    k.wait()
-    _take_turn(plan, index)
-    s_mma = _scores_mma(plan, q_a, q_b, k)
-    _pass_turn(plan, index)
-    s = mma.wait(0, deps=(s_mma,))
-    k.release()
-    return s, kv_in.after_k(k.next())
-
-
-@gluon.jit
-def _first_block(plan: gl.constexpr, args, work, row, s):
-    """The softmax of a tile's first S, and O before there is any."""
-    s = _logits(plan, args, work, s, row, work.visit.stop - 1, True)
-    row_max = _tile_max(plan, args, s)
-    p = _weights(plan, args, s, softmax.finite_or_zero(row_max))
-    acc = gl.full([plan.joint_rows, plan.head_dim_v_chunks[0]], 0.0, gl.float32, o_layout(plan, plan.head_dim_v_chunks[0]))
-    acc_tail = gl.to_tensor(0)
-    if len(plan.head_dim_v_chunks) > 1:
-        acc_tail = gl.full([plan.joint_rows, plan.head_dim_v_chunks[1]], 0.0, gl.float32, o_layout(plan, plan.head_dim_v_chunks[1]))
-    return State(acc, acc_tail, row_max, softmax.partial_sum(p), _operand(plan, args, p))
-
-
-@gluon.jit
-def _other_blocks(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, index: gl.constexpr):
-    """All key blocks but the last one of the sequence, from the last to the first."""
-    tree: gl.constexpr = masks.parse(plan.mask)
-    visit = work.visit
+        q_in.release()
+    state, kv_in = _first_block(plan, args, work, row, q_a, q_b, kv_in, visit.stop - 1, index)
     n_block = visit.stop - 2
     for _ in range(gl.maximum(visit.full_stop, visit.start), visit.stop - 1):
         state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
@@ -234,12 +122,8 @@ def _other_blocks(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, i
             for _ in range(visit.start, gl.minimum(visit.full_start, visit.full_stop)):
                 state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
                 n_block -= 1
-    return state, kv_in
-
-
-@gluon.jit
-def _last_values(plan: gl.constexpr, state, kv_in):
-    """O += P V of the block that is left; O is not yet normalised."""
+    if not plan.q_registers and not plan.o_over_q:
+        q_in.release()
     v = kv_in.v
     v.wait()
     o_mma, tail_mma = _values_mma(plan, state, v)
@@ -249,26 +133,23 @@ def _last_values(plan: gl.constexpr, state, kv_in):
 
 
 @gluon.jit
-def _next_scores(plan: gl.constexpr, q_a, q_b, kv_in, state, sent, index: gl.constexpr):
-    """``_last_values``, and ``_first_scores`` of the next tile beside it; of what lies there where there is no next."""
-    v = kv_in.v
-    kv_in = kv_in.after_v(v.next())
+def _first_block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, n_block, index: gl.constexpr):
+    """The last key block: there is no P V to overlap with yet."""
     k = kv_in.k
-    kv_in = kv_in.after_k(k.next())
-    v.wait()
-    k.wait_if(sent)
+    k.wait()
     _take_turn(plan, index)
-    o_mma, tail_mma = _values_mma(plan, state, v)
     s_mma = _scores_mma(plan, q_a, q_b, k)
     _pass_turn(plan, index)
+    s = mma.wait(0, deps=(s_mma,))
+    k.release()
+    s = _logits(plan, args, work, s, row, n_block, True)
+    row_max = _tile_max(plan, args, s)
+    p = _weights(plan, args, s, softmax.finite_or_zero(row_max))
+    acc = gl.full([plan.consumer_rows, plan.head_dim_v_chunks[0]], 0.0, gl.float32, o_layout(plan, plan.head_dim_v_chunks[0]))
+    acc_tail = gl.to_tensor(0)
     if len(plan.head_dim_v_chunks) > 1:
-        acc, acc_tail, s = mma.wait(0, deps=(o_mma, tail_mma, s_mma))
-    else:
-        acc, s = mma.wait(0, deps=(o_mma, s_mma))
-        acc_tail = tail_mma
-    v.release()
-    k.release_if(sent)
-    return s, State(acc, acc_tail, state.row_max, state.row_sum, state.p), kv_in
+        acc_tail = gl.full([plan.consumer_rows, plan.head_dim_v_chunks[1]], 0.0, gl.float32, o_layout(plan, plan.head_dim_v_chunks[1]))
+    return State(acc, acc_tail, row_max, softmax.partial_sum(p), _operand(plan, args, p)), kv_in.after_k(k.next())
 
 
 @gluon.jit
@@ -314,7 +195,7 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
 
 @gluon.jit
 def _scores_mma(plan: gl.constexpr, q_a, q_b, k):
-    zero = gl.full([plan.joint_rows, plan.tile_n], 0.0, gl.float32, s_layout(plan))
+    zero = gl.full([plan.consumer_rows, plan.tile_n], 0.0, gl.float32, s_layout(plan))
     s = warpgroup_mma(q_a, k.slot().permute((1, 0)), zero, use_acc=False, is_async=True)
     if len(plan.head_dim_chunks) > 1:
         s = warpgroup_mma(q_b, k.tail().permute((1, 0)), s, is_async=True)
@@ -342,7 +223,7 @@ def _values_wait(plan: gl.constexpr, acc, acc_tail):
 def _logits(plan: gl.constexpr, args, work, s, row, n_block, masked: gl.constexpr):
     """Masked scores; with soft cap or ALiBi in log2 units, else still to be multiplied by scale_log2."""
     layout: gl.constexpr = s_layout(plan)
-    rows = row + gl.arange(0, plan.joint_rows, layout=gl.SliceLayout(1, layout))
+    rows = row + gl.arange(0, plan.consumer_rows, layout=gl.SliceLayout(1, layout))
     queries = packing.queries(plan, rows)
     heads = packing.heads(plan, work.head, rows)
     if plan.softcap:
@@ -397,115 +278,36 @@ def _rescale(plan: gl.constexpr, acc, acc_tail, alpha):
     return acc, acc_tail
 
 
-@gluon.jit
-def _finish(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
-    if plan.num_splits > 1:
-        _finish_part(plan, args, work, row, state)
-    else:
-        _finish_whole(plan, args, work, row, state, o_slot, o_tail)
-
-
-@gluon.jit
-def _finish_whole(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
-    """Normalises once, exactly, and writes O and LSE. A row without keys gives 0 and -inf, with a sink 0 and the sink."""
-    layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
-    rows = row + gl.arange(0, plan.joint_rows, layout=layout)
-    queries = packing.queries(plan, rows)
-    heads = packing.heads(plan, work.head, rows)
-    row_sum = gl.convert_layout(gl.sum(state.row_sum, axis=1), layout)
-    row_max = state.row_max
-    if plan.sink:
-        row_max, row_sum, share = with_sink(gl.load(args.sink + heads) * unit(plan), row_max, row_sum, is_natural(plan))
-    else:
-        share = gl.full([plan.joint_rows], 1.0, gl.float32, layout)
-    used = queries < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
-    lse = gl.where(used & (row_sum != 0), natural_lse(plan, row_max, row_sum), float("-inf"))
-    inverse = gl.where(used & (row_sum != 0), share / row_sum, 0.0)
-    acc = _normalised(plan, state.acc, inverse, used)
-    tma.store_wait(0)
-    gl.barrier()
-    o_slot.store(acc.to(args.o.dtype))
-    if len(plan.head_dim_v_chunks) > 1:
-        acc_tail = _normalised(plan, state.acc_tail, inverse, used)
-        o_tail.store(acc_tail.to(args.o.dtype))
-    fence_async_shared()
-    gl.barrier()
-    packing.store_outputs(plan, args, work.seq, work.head, row, o_slot, o_tail)
-    if plan.varlen:
-        first = args.lse + heads.to(gl.int64) * args.lse_stride + work.seq.q.start
-        gl.store(first + queries, lse, mask=packing.holds_query(plan, rows, used))
-    else:
-        first = args.lse + (work.seq.batch.to(gl.int64) * args.heads + heads) * args.lse_stride
-        gl.store(first + queries, lse, mask=packing.holds_query(plan, rows, queries < args.seqlen_q))
-
-
-@gluon.jit
-def _normalised(plan: gl.constexpr, acc, inverse, used):
-    rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    acc = acc * gl.convert_layout(inverse, rows)[:, None]
-    if plan.seqused and plan.pack_gqa > 1:  # rows that are not in use may be NaN, see packing
-        acc = gl.where(gl.convert_layout(used, rows)[:, None], acc, 0.0)
-    return acc
-
-
-@gluon.jit
-def _finish_part(plan: gl.constexpr, args, work, row, state):
-    """Writes what a part of the keys gives, see ``splits``; sinks join with the parts."""
-    layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
-    rows = row + gl.arange(0, plan.joint_rows, layout=layout)
-    queries = packing.queries(plan, rows)
-    heads = packing.heads(plan, work.head, rows)
-    used = queries < work.seq.q.used
-    exists = packing.holds_query(plan, rows, used if plan.varlen else queries < args.seqlen_q)
-    first = work.seq.q.start if plan.varlen else work.seq.batch * args.seqlen_q
-    row_sum = gl.convert_layout(gl.sum(state.row_sum, axis=1), layout)
-    inverse = gl.where(used & (row_sum != 0), 1.0 / row_sum, 0.0)
-    at = (work.split.to(gl.int64) * args.parts[3] + first + queries) * args.heads + heads
-    splits.store_statistics(args.parts, at, gl.where(used, state.row_max, splits.UNUSED), gl.where(used, row_sum, 0.0), exists)
-    splits.store_columns(args.parts, at, state.acc, inverse, 0, plan.head_dim_v, exists)
-    if len(plan.head_dim_v_chunks) > 1:
-        splits.store_columns(args.parts, at, state.acc_tail, inverse, plan.head_dim_v_chunks[0], plan.head_dim_v, exists)
-
-
 @gluon.constexpr_function
 def takes_turns(plan):
     return plan.ping_pong and plan.q_stages > 1
 
 
 @gluon.jit
-def _turn_of(plan: gl.constexpr, index: gl.constexpr):
-    """The place of this warpgroup among all consumers."""
-    if plan.joint_groups == 1:
-        return gl.to_tensor(index)
-    else:
-        return ptx.warpgroup()
-
-
-@gluon.jit
 def _open_turns(plan: gl.constexpr, index: gl.constexpr):
-    """The last consumer lets the first one begin."""
+    """The last warpgroup lets the first one begin."""
     if takes_turns(plan):
-        ptx.named_arrive_if(_turn_of(plan, index) == plan.q_stages - 1, gl.to_tensor(0), TURN_THREADS)
+        ptx.named_arrive_if(ptx.place(plan.consumer_warps, index) == plan.q_stages - 1, gl.to_tensor(0), TURN_THREADS)
 
 
 @gluon.jit
 def _take_turn(plan: gl.constexpr, index: gl.constexpr):
     if takes_turns(plan):
-        ptx.named_sync_at(_turn_of(plan, index), TURN_THREADS)
+        ptx.named_sync(ptx.place(plan.consumer_warps, index), TURN_THREADS)
 
 
 @gluon.jit
 def _pass_turn(plan: gl.constexpr, index: gl.constexpr):
     if takes_turns(plan):
-        turn = _turn_of(plan, index) + 1
-        ptx.named_arrive_at(gl.where(turn == plan.q_stages, 0, turn), TURN_THREADS)
+        behind = ptx.place(plan.consumer_warps, index) + 1
+        ptx.named_arrive(gl.where(behind == plan.q_stages, 0, behind), TURN_THREADS)
 
 
 @gluon.jit
 def _close_turns(plan: gl.constexpr, index: gl.constexpr):
-    """The first consumer takes the turn that the last one left over."""
+    """The first warpgroup takes the turn that the last one left over."""
     if takes_turns(plan):
-        ptx.named_sync_if(_turn_of(plan, index) == 0, gl.to_tensor(0), TURN_THREADS)
+        ptx.named_sync_if(ptx.place(plan.consumer_warps, index) == 0, gl.to_tensor(0), TURN_THREADS)
 
 
 @gluon.jit
@@ -526,40 +328,40 @@ def forward(
         lse_stride, mask_data, bias_data, pages, parts, descales,
     )  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
-    consumers: gl.constexpr = plan.q_stages
-    partitions: gl.constexpr = consumers // plan.joint_groups
-    queries: gl.constexpr = partitions * plan.q_slots
-    readers: gl.constexpr = partitions if plain else consumers
-    q = make_channel(make_buffers(dtype, queries, plan.joint_rows, plan.head_dim_chunks), queries, 1 if plain else plan.joint_groups, plain)
-    if plan.o_over_q:
-        o = q.buffers
-    else:
-        o = make_buffers(dtype, partitions, plan.joint_rows, plan.head_dim_v_chunks)
+    consumers: gl.constexpr = plan.consumers
+    # How many arrivals release a slot: one a warp, or with Gluon's own one a warp partition; where O lies over Q, one of the storer.
+    readers: gl.constexpr = consumers if plain else consumers * plan.consumer_warps
+    q_readers: gl.constexpr = 1 if plain or plan.o_over_q and plan.num_splits == 1 else plan.consumer_warps
+    q = channel_of(make_buffers(dtype, consumers, plan.consumer_rows, plan.head_dim_chunks), consumers, q_readers, plain)
+    o = output.make_channel(plan, dtype, q, plain)
     if plan.shared_kv_ring:
-        k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, readers, plain)
+        k = channel_of(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, readers, plain)
         v = k
     else:
-        k = make_channel(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, readers, plain)
-        v = make_channel(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, readers, plain)
-    tiles = make_tile_channel(readers, plain)
+        k = channel_of(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, readers, plain)
+        v = channel_of(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, readers, plain)
+    tiles = tile_channel_of(readers + 1, plain)
     kv_out = KeyValue(k.sender(), v.sender(), plan.shared_kv_ring)
     kv_in = KeyValue(k.receiver(), v.receiver(), plan.shared_kv_ring)
     registers: gl.constexpr = worker_registers(plan)
-    if partitions == 1:
+    if consumers == 1:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
-            (producer, (plan, args, q, kv_out, o, tiles)),
-        ], [1], registers)  # fmt: skip
-    elif partitions == 2:
+            (producer, (plan, args, q, kv_out, tiles)),
+            (output.storer, (plan, args, o, tiles)),
+        ], [1, 1], registers)  # fmt: skip
+    elif consumers == 2:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
-            (producer, (plan, args, q, kv_out, o, tiles)),
-        ], [WARPS, 1], registers)  # fmt: skip
+            (producer, (plan, args, q, kv_out, tiles)),
+            (output.storer, (plan, args, o, tiles)),
+        ], [4, 1, 1], registers)  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
             (consumer, (plan, args, q, kv_in, o, tiles, 2)),
-            (producer, (plan, args, q, kv_out, o, tiles)),
-        ], [WARPS, WARPS, 1], registers)  # fmt: skip
+            (producer, (plan, args, q, kv_out, tiles)),
+            (output.storer, (plan, args, o, tiles)),
+        ], [4, 4, 1, 1], registers)  # fmt: skip
