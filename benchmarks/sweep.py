@@ -62,9 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "o_over_q": {"o_over_q": True},
     "q_smem": {"q_registers": False},
     "overlap": {"intra_overlap": True},
-    "tiles": {"tile_overlap": True},
-    "joint": {"joint": True},
-    "o_over_q_tiles": {"tile_overlap": True, "q_registers": False, "o_over_q": True},
+    "apart": {},
 }
 WIDE = {"heads": 16, "head_dim_v": 128}
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
@@ -139,24 +137,20 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         [by_tokens(64, s, mask) for s, mask in ((8192, "full"), (32768, "full"), (16384, "causal"))],
         ["planned", "planned+fma6", "planned+fma12"],
     ),
-    "tiles": (
-        [by_tokens(d, s, mask) for d in (64, 128) for s, mask in ((512, "full"), (1024, "causal"), (4096, "full"), (4096, "causal"), (16384, "causal"))],
-        ["planned", "planned+tiles", "planned+o_over_q_tiles", "planned+o_over_q_tiles+late"],
-    ),
-    "joint": (
-        [by_tokens(128, s, mask) for s, mask in ((512, "full"), (1024, "causal"), (4096, "full"), (4096, "causal"), (16384, "full"), (16384, "causal"))]
-        + [by_tokens(192, s, mask, **WIDE) for s, mask in ((1024, "full"), (8192, "full"), (8192, "causal"))]
-        + [by_tokens(256, s, mask) for s, mask in ((1024, "full"), (8192, "full"), (8192, "causal"))]
-        + [by_tokens(64, s, mask) for s, mask in ((512, "full"), (1024, "full"), (2048, "causal"))],
-        ["planned", "planned+joint", "planned+joint+tiles", "planned+joint+late"],
-    ),
     "worst_causal": (
         [by_tokens(d, s, "causal", **(WIDE if d == 192 else {})) for d, s in ((64, 4096), (64, 16384), (192, 8192), (192, 32768), (256, 2048), (256, 16384))],
         ["planned", "planned+lpt1", "planned+lpt2", "planned+lpt4", "planned+lpt16", "planned+overlap"],
     ),
     "worst_full": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((64, 8192), (64, 32768), (192, 16384), (256, 4096))],
-        ["planned", "planned+nd1", "planned+nd4", "planned+overlap", "planned+o_over_q_tiles"],
+        ["planned", "planned+nd1", "planned+nd4", "planned+overlap"],
+    ),
+    "storer": (
+        [by_tokens(128, s, mask) for s, mask in ((512, "full"), (1024, "causal"), (4096, "full"), (4096, "causal"), (16384, "full"), (16384, "causal"))]
+        + [by_tokens(192, s, mask, **WIDE) for s, mask in ((1024, "full"), (8192, "full"), (8192, "causal"))]
+        + [by_tokens(256, s, mask) for s, mask in ((1024, "full"), (8192, "full"), (8192, "causal"))]
+        + [by_tokens(64, s, mask) for s, mask in ((512, "full"), (1024, "full"), (2048, "causal"), (4096, "full"), (16384, "causal"))],
+        ["planned", "planned+apart", "planned+nd1"],
     ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],
@@ -171,6 +165,7 @@ def _out(problem: Problem, plan: Plan, inputs: Inputs) -> Tensor:
 
 def variant(case: Case, name: str) -> Plan:
     changes = {} if name.startswith("planned") else dict(BASE)
+    os.environ["APART"] = "1" if "apart" in name else ""
     for part in name.split("+"):
         changes |= VARIANTS[part]
     return plan(case.problem("cuda"), "H200", direction="forward", num_splits=1, pack_gqa=1, **changes).plan
