@@ -63,6 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "q_smem": {"q_registers": False},
     "overlap": {"intra_overlap": True},
     "tiles": {"tile_overlap": True},
+    "wide": {"tile_n": 192, "q_stages": 2, "q_registers": False, "ping_pong": True},
     "o_over_q_tiles": {"tile_overlap": True, "q_registers": False, "o_over_q": True},
 }
 WIDE = {"heads": 16, "head_dim_v": 128}
@@ -141,6 +142,12 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     "tiles": (
         [by_tokens(d, s, mask) for d in (64, 128) for s, mask in ((512, "full"), (1024, "causal"), (4096, "full"), (4096, "causal"), (16384, "causal"))],
         ["planned", "planned+tiles", "planned+o_over_q_tiles", "planned+o_over_q_tiles+late"],
+    ),
+    "wide": (
+        [by_tokens(64, s, mask) for s, mask in ((1024, "full"), (4096, "full"), (4096, "causal"), (16384, "full"), (16384, "causal"))]
+        + [by_tokens(128, s, "full") for s in (4096, 16384)],
+        ["planned", "planned+o_over_q_tiles", "planned+wide", "planned+wide+early", "planned+wide+overlap", "planned+wide+no_turns",
+         "planned+wide+o_over_q_tiles", "planned+wide+overlap+o_over_q_tiles"],
     ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],

@@ -188,7 +188,7 @@ def _descriptor_type(tensor: str, tail: bool, plan: Plan) -> str:
         dim = len(box) - (1 if tensor == "v" else 2 if tensor == "k" or plan.pack_gqa == 1 else 3)
         split = [[int(i == dim) for i in range(len(box))]]
         columns = columns // 2 if tensor == "v" else columns
-    if plan.pack_gqa > 1 or plan.page_rows:  # swizzled as the whole tile, of which the box's last two dimensions are a part
+    if plan.pack_gqa > 1 or plan.page_rows or plan.copy_rows < plan.tile_n:  # swizzled as the whole tile, of which the box's last two dimensions are a part
         bits = element.primitive_bitwidth
         layout = gl.NVMMASharedLayout(min(columns * bits // 8, 128), bits, len(box), cga_layout=split)
     else:
@@ -200,13 +200,13 @@ def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     """Shape of one TMA copy of q, k, v or o, see ``kernels.common.copies``."""
     chunks = plan.head_dim_chunks if tensor in "qk" else plan.head_dim_v_chunks
     if tensor in "kv":
-        rows = [plan.page_rows or plan.tile_n]
+        rows = [plan.copy_rows]
     else:
         rows = [plan.tile_m * plan.cta_group]
         if plan.pack_gqa > 1:
             rows = [rows[0] // plan.pack_rows, plan.pack_rows]
     columns = chunks[-1] if tail else chunks[0]
-    if tensor in "kv" and 0 < plan.page_rows < plan.tile_n:  # see kernels.common.paging
+    if tensor in "kv" and plan.copy_rows < plan.tile_n:  # see kernels.common.paging
         columns = min(columns, 128 // plan.element_bytes)
     return [1] * leading_dims(tensor, plan) + [*rows, columns]
 

@@ -159,6 +159,16 @@ class Plan:
         return chunks(self.head_dim_v, max(16, MMA_BYTES // self.element_bytes))
 
     @property
+    def key_parts(self) -> tuple[int, ...]:
+        """The keys of a tile as powers of two, which tensors on a chip have."""
+        return chunks(self.tile_n)
+
+    @property
+    def copy_rows(self) -> int:
+        """Keys that one copy brings: the tile's, a page's, or those of its smaller part."""
+        return self.page_rows or self.key_parts[-1]
+
+    @property
     def shared_kv_ring(self) -> bool:
         """Whether K and V tiles have one shape in a CTA, so that all slots form one ring; otherwise K and V have a ring each."""
         return sum(self.head_dim_chunks) == sum(self.head_dim_v_chunks) and self.cta_group == 1

@@ -66,6 +66,8 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
         return None
     if tile_n > _NARROW and (problem.bias or reads_elements(base["mask"])):
         return None
+    if len(chunks(tile_n)) > 1 and (problem.page_size or problem.bias or reads_elements(base["mask"])):
+        return None  # pages make tiles of powers of two
     live = out + scores + p + q  # S arrives while P of the block before is an operand of P V
     if len(chunks(problem.head_dim_v)) > 1 and (live > _TWO_CHUNKS or consumers > 2):
         raise ValueError(f"registers: {live} for accumulators, O in two parts, leave too few of {_CONSUMER[consumers]} a thread")
@@ -151,6 +153,7 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
         ),
         Criterion(lambda p: -min(p.kv_stages, 4), lambda p: f"{p.kv_stages} K/V slots: the next K and V load while this pair is read"),
         Criterion(lambda p: -min(p.q_stages, 2), lambda p: f"{p.q_stages} consumers: one's softmax runs under another's MMA"),
+        Criterion(lambda p: p.tile_n == 192, lambda _: ""),
         Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
@@ -188,7 +191,7 @@ def _backward_remarks(plan: Plan) -> list[Choice]:  # noqa: ARG001
 FORWARD = Grid(
     axes={
         "tile_m": (64,),
-        "tile_n": (128, 64),
+        "tile_n": (192, 128, 64),
         "q_stages": (3, 2, 1),
         "q_registers": (True, False),
         "intra_overlap": (False,),

@@ -16,20 +16,39 @@ WARPS = gl.constexpr(4)  # of a consumer: one warpgroup
 
 @aggregate
 class Buffers:
-    """Shared memory for ``stages`` tiles, cut into one or two chunks of head_dim."""
+    """Shared memory for ``stages`` tiles, cut into one or two chunks of head_dim, and keys' and values' into one or two parts of rows."""
 
     slots: gl.shared_memory_descriptor  # (stages, ...)
     tails: gl.shared_memory_descriptor  # (stages, ...): the second chunk; the same as slots where there is none
+    rest_slots: gl.shared_memory_descriptor  # (stages, ...): as slots, the second part of rows; the same as slots where there is none
+    rest_tails: gl.shared_memory_descriptor
+
+    @gluon.jit
+    def slice(self, start: gl.constexpr, stages: gl.constexpr):
+        """``stages`` of the tiles."""
+        slots, tails = self.slots.slice(start, stages), self.tails.slice(start, stages)
+        return Buffers(slots, tails, self.rest_slots.slice(start, stages), self.rest_tails.slice(start, stages))
 
 
 @gluon.jit
 def make_buffers(dtype: gl.constexpr, stages: gl.constexpr, rows: gl.constexpr, chunks: gl.constexpr, split: gl.constexpr = ()):
     """``split``: how the CTAs of a cluster share a tile, see ``cluster_split``."""
     slots = gl.allocate_shared_memory(dtype, [stages, rows, chunks[0]], tma_layout(rows, chunks[0], dtype, split))
+    tails = slots
     if len(chunks) > 1:
-        return Buffers(slots, gl.allocate_shared_memory(dtype, [stages, rows, chunks[1]], tma_layout(rows, chunks[1], dtype, split)))
+        tails = gl.allocate_shared_memory(dtype, [stages, rows, chunks[1]], tma_layout(rows, chunks[1], dtype, split))
+    return Buffers(slots, tails, slots, tails)
+
+
+@gluon.jit
+def make_key_buffers(dtype: gl.constexpr, stages: gl.constexpr, parts: gl.constexpr, chunks: gl.constexpr):
+    """Shared memory for ``stages`` tiles of keys or values, whose rows come in one or two parts."""
+    first = make_buffers(dtype, stages, parts[0], chunks)
+    if len(parts) > 1:
+        rest = make_buffers(dtype, stages, parts[1], chunks)
+        return Buffers(first.slots, first.tails, rest.slots, rest.tails)
     else:
-        return Buffers(slots, slots)
+        return first
 
 
 @gluon.constexpr_function
@@ -63,7 +82,7 @@ class Channel:
     @gluon.jit
     def lane(self, i: gl.constexpr, stages: gl.constexpr = 1):
         """The i-th ``stages`` slots as a channel of their own."""
-        lane = Buffers(self.buffers.slots.slice(i * stages, stages), self.buffers.tails.slice(i * stages, stages))
+        lane = self.buffers.slice(i * stages, stages)
         return Channel(lane, self.ready.slice(i * stages, stages), self.empty.slice(i * stages, stages), stages, self.plain)
 
     @gluon.jit
@@ -139,6 +158,14 @@ class Sender:
         return self.channel.buffers.tails.index(self.index)
 
     @gluon.jit
+    def rest_slot(self):
+        return self.channel.buffers.rest_slots.index(self.index)
+
+    @gluon.jit
+    def rest_tail(self):
+        return self.channel.buffers.rest_tails.index(self.index)
+
+    @gluon.jit
     def ready(self):
         return self.channel.ready.index(self.index)
 
@@ -178,6 +205,14 @@ class Receiver:
     @gluon.jit
     def tail(self):
         return self.channel.buffers.tails.index(self.index)
+
+    @gluon.jit
+    def rest_slot(self):
+        return self.channel.buffers.rest_slots.index(self.index)
+
+    @gluon.jit
+    def rest_tail(self):
+        return self.channel.buffers.rest_tails.index(self.index)
 
     @gluon.jit
     def empty(self):

@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from tandem_attn.kernels.common.copies import END, load_tile
+from tandem_attn.kernels.common.copies import END, load_tile, tile_coords
 
 AT_ONCE = gl.constexpr(8)  # places looked up before the first of their copies is issued
 
@@ -17,7 +17,9 @@ AT_ONCE = gl.constexpr(8)  # places looked up before the first of their copies i
 @gluon.jit
 def load_keys(plan: gl.constexpr, args, desc, tail, chunks: gl.constexpr, batch, rows, head, key, out):
     """A sequence's keys or values from ``key`` on into the next slot of channel end ``out``; returns the channel end behind it."""
-    if plan.page_size == 0:
+    if len(plan.key_parts) > 1:
+        return _load_parts(plan, desc, tail, chunks, batch, rows, head, key, out)
+    elif plan.page_size == 0:
         return load_tile(plan, desc, tail, chunks, batch, rows, head, key, out)
     else:
         copies: gl.constexpr = plan.tile_n // plan.page_rows
@@ -30,6 +32,40 @@ def load_keys(plan: gl.constexpr, args, desc, tail, chunks: gl.constexpr, batch,
             _load_chunk(plan, args, desc, batch, rows, head, key, chunks[0], 0, out.ready(), out.slot())
             _load_chunk(plan, args, tail, batch, rows, head, key, chunks[1], chunks[0], out.ready(), out.tail())
         return out.next()
+
+
+@gluon.jit
+def _load_parts(plan: gl.constexpr, desc, tail, chunks: gl.constexpr, batch, rows, head, key, out):
+    """A tile whose rows are no power of two, in pieces of as many rows as the smaller part has; see ``_load_chunk``."""
+    parts: gl.constexpr = plan.key_parts
+    step: gl.constexpr = parts[1]
+    pieces: gl.constexpr = plan.tile_n // step
+    if len(chunks) == 1:
+        out.acquire(desc.nbytes_per_cta * pieces * panels(plan, chunks[0]))
+        _load_pieces(plan, desc, batch, rows, head, key, parts[0], chunks[0], 0, out.ready(), out.slot())
+        _load_pieces(plan, desc, batch, rows, head, key + parts[0], parts[1], chunks[0], 0, out.ready(), out.rest_slot())
+    else:
+        nbytes: gl.constexpr = desc.nbytes_per_cta * panels(plan, chunks[0]) + tail.nbytes_per_cta * panels(plan, chunks[1])
+        out.acquire(nbytes * pieces)
+        _load_pieces(plan, desc, batch, rows, head, key, parts[0], chunks[0], 0, out.ready(), out.slot())
+        _load_pieces(plan, desc, batch, rows, head, key + parts[0], parts[1], chunks[0], 0, out.ready(), out.rest_slot())
+        _load_pieces(plan, tail, batch, rows, head, key, parts[0], chunks[1], chunks[0], out.ready(), out.tail())
+        _load_pieces(plan, tail, batch, rows, head, key + parts[0], parts[1], chunks[1], chunks[0], out.ready(), out.rest_tail())
+    return out.next()
+
+
+@gluon.jit
+def _load_pieces(
+    plan: gl.constexpr, desc, batch, rows, head, key, count: gl.constexpr, columns: gl.constexpr, first: gl.constexpr, barrier, slot
+):
+    step: gl.constexpr = plan.key_parts[1]
+    width: gl.constexpr = columns // panels(plan, columns)
+    layout: gl.constexpr = gl.NVMMASharedLayout(slot.layout.swizzle_byte_width, slot.dtype.primitive_bitwidth, 2)
+    pieces = slot.reinterpret(shape=[panels(plan, columns) * count // step, step, width], layout=layout)
+    for panel in gl.static_range(columns // width):
+        for i in gl.static_range(count // step):
+            coords = tile_coords(plan, batch, rows, head, key + i * step, first + panel * width)
+            tma.async_load(desc, coords, barrier, pieces.index(panel * (count // step) + i))
 
 
 @gluon.constexpr_function

@@ -113,7 +113,7 @@ def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl
     ``in_each_cta``: layout bases of shared memory of which each CTA of a pair has its own.
     """
     slots = gl.allocate_shared_memory(gl.int32, [AHEAD, 4], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta))
-    return channel_of(Buffers(slots, slots), AHEAD, arrivals, plain)
+    return channel_of(Buffers(slots, slots, slots, slots), AHEAD, arrivals, plain)
 
 
 @gluon.jit

@@ -25,6 +25,16 @@ def partial_sum(p):
 
 
 @gluon.jit
+def max_of_both(a, b):
+    """Row maxima (M,) of a (M, N) and b (M, N'), in a's layout: the lanes of a row exchange them once."""
+    m: gl.constexpr = a.type.shape[0]
+    first = gl.max(gl.max(gl.reshape(a, [m, a.type.shape[1] // 8, 4, 2]), axis=3), axis=1)
+    rest = gl.max(gl.max(gl.reshape(b, [m, b.type.shape[1] // 8, 4, 2]), axis=3), axis=1)
+    row_max = gl.max(gl.maximum(first, gl.convert_layout(rest, first.type.layout)), axis=1)
+    return gl.convert_layout(row_max, gl.SliceLayout(1, a.type.layout))
+
+
+@gluon.jit
 def tanh(x):
     """Accurate to 2e-7 absolute, from one exponential and one reciprocal (``tanh.approx`` errs by 5e-4)."""
     return 1.0 - 2.0 / (gl.exp2(x * (2 * LOG2_E)) + 1.0)

@@ -21,11 +21,19 @@ from tandem_attn.kernels.common.arguments import (
     work_at,
     worker_registers,
 )
-from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_channel
+from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_channel, make_key_buffers
 from tandem_attn.kernels.common.scheduler import coords_of, following_tile, make_tile_channel, receive_tile, send_tile, tile_count
 
 WARPS = gl.constexpr(4)  # of a consumer
 TURN_THREADS = gl.constexpr(256)  # the consumer that waits and the one before it
+
+
+@aggregate
+class Scores:
+    """Rows of S (64, tile_n), or of P: as many keys as a power of two, and the rest."""
+
+    first: gl.tensor
+    rest: gl.tensor  # 0 where tile_n is a power of two
 
 
 @aggregate
@@ -36,12 +44,17 @@ class State:
     acc_tail: gl.tensor  # 0 where head_dim_v is one chunk
     row_max: gl.tensor  # log2 units
     row_sum: gl.tensor
-    p: gl.tensor  # of the last block, an operand of the next product
+    p: Scores  # of the last block, an operand of the next product
 
 
 @gluon.constexpr_function
-def s_layout(plan):
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, plan.tile_n, 16])
+def s_layout(plan, part=0):
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, plan.key_parts[part], 16])
+
+
+@gluon.constexpr_function
+def has_rest(plan):
+    return len(plan.key_parts) > 1
 
 
 @gluon.constexpr_function
@@ -196,9 +209,9 @@ def _first_scores(plan: gl.constexpr, q_a, q_b, kv_in, index: gl.constexpr):
     k = kv_in.k
     k.wait()
     _take_turn(plan, index)
-    s_mma = _scores_mma(plan, q_a, q_b, k)
+    s_mma, rest_mma = _scores_mma(plan, q_a, q_b, k)
     _pass_turn(plan, index)
-    s = warpgroup_mma_wait(0, deps=(s_mma,))
+    s = _scores_wait(plan, 0, s_mma, rest_mma)
     k.release()
     return s, kv_in.after_k(k.next())
 
@@ -213,7 +226,7 @@ def _first_block(plan: gl.constexpr, args, work, row, s):
     acc_tail = gl.to_tensor(0)
     if len(plan.head_dim_v_chunks) > 1:
         acc_tail = gl.full([plan.tile_m, plan.head_dim_v_chunks[1]], 0.0, gl.float32, o_layout(plan.head_dim_v_chunks[1]))
-    return State(acc, acc_tail, row_max, softmax.partial_sum(p), _operand(plan, args, p))
+    return State(acc, acc_tail, row_max, _partial_sum(plan, p), _operand(plan, args, p))
 
 
 @gluon.jit
@@ -258,13 +271,10 @@ def _next_scores(plan: gl.constexpr, q_a, q_b, kv_in, state, sent, index: gl.con
     k.wait_if(sent)
     _take_turn(plan, index)
     o_mma, tail_mma = _values_mma(plan, state, v)
-    s_mma = _scores_mma(plan, q_a, q_b, k)
+    s_mma, rest_mma = _scores_mma(plan, q_a, q_b, k)
     _pass_turn(plan, index)
-    if len(plan.head_dim_v_chunks) > 1:
-        acc, acc_tail, s = warpgroup_mma_wait(0, deps=(o_mma, tail_mma, s_mma))
-    else:
-        acc, s = warpgroup_mma_wait(0, deps=(o_mma, s_mma))
-        acc_tail = tail_mma
+    acc, acc_tail = _values_wait(plan, o_mma, tail_mma)
+    s = _scores_wait(plan, 0, s_mma, rest_mma)
     v.release()
     k.release_if(sent)
     return s, State(acc, acc_tail, state.row_max, state.row_sum, state.p), kv_in
@@ -279,14 +289,14 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
     kv_in = kv_in.after_v(v.next())
     k.wait()
     _take_turn(plan, index)
-    s_mma = _scores_mma(plan, q_a, q_b, k)
+    s_mma, rest_mma = _scores_mma(plan, q_a, q_b, k)
     if plan.early_turn:
         _pass_turn(plan, index)
     v.wait()
     o_mma, tail_mma = _values_mma(plan, state, v)
     if not plan.early_turn:
         _pass_turn(plan, index)
-    s = warpgroup_mma_wait(len(plan.head_dim_v_chunks), deps=(s_mma,))
+    s = _scores_wait(plan, len(plan.key_parts) * len(plan.head_dim_v_chunks), s_mma, rest_mma)
     s = _logits(plan, args, work, s, row, n_block, masked)
     row_max = gl.maximum(state.row_max, _tile_max(plan, args, s))
     if plan.rescale_rows:
@@ -296,7 +306,7 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
         safe_max = softmax.finite_or_zero(row_max)
     alpha = exp2_of(is_natural(plan), state.row_max - safe_max)
     p = _weights(plan, args, s, safe_max)
-    row_sum = state.row_sum * gl.convert_layout(alpha, gl.SliceLayout(1, state.row_sum.type.layout))[:, None] + softmax.partial_sum(p)
+    row_sum = state.row_sum * gl.convert_layout(alpha, gl.SliceLayout(1, state.row_sum.type.layout))[:, None] + _partial_sum(plan, p)
     if plan.intra_overlap:
         k.release_after(row_sum)
     else:
@@ -304,7 +314,7 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
     acc, acc_tail = _values_wait(plan, o_mma, tail_mma)
     v.release()
     if plan.intra_overlap and plan.q_registers:
-        operand = softmax.rounded_over(state.p, p, acc)
+        operand = _operand_over(plan, state.p, p, acc)
     else:
         operand = _operand(plan, args, p)
     acc, acc_tail = _rescale(plan, acc, acc_tail, alpha)
@@ -313,20 +323,42 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
 
 @gluon.jit
 def _scores_mma(plan: gl.constexpr, q_a, q_b, k):
-    zero = gl.full([plan.tile_m, plan.tile_n], 0.0, gl.float32, s_layout(plan))
-    s = warpgroup_mma(q_a, k.slot().permute((1, 0)), zero, use_acc=False, is_async=True)
+    first = _part_mma(plan, q_a, q_b, k.slot(), k.tail(), 0)
+    rest = gl.to_tensor(0)
+    if has_rest(plan):
+        rest = _part_mma(plan, q_a, q_b, k.rest_slot(), k.rest_tail(), 1)
+    return first, rest
+
+
+@gluon.jit
+def _part_mma(plan: gl.constexpr, q_a, q_b, keys, keys_tail, part: gl.constexpr):
+    zero = gl.full([plan.tile_m, plan.key_parts[part]], 0.0, gl.float32, s_layout(plan, part))
+    s = warpgroup_mma(q_a, keys.permute((1, 0)), zero, use_acc=False, is_async=True)
     if len(plan.head_dim_chunks) > 1:
-        s = warpgroup_mma(q_b, k.tail().permute((1, 0)), s, is_async=True)
+        s = warpgroup_mma(q_b, keys_tail.permute((1, 0)), s, is_async=True)
     return s
 
 
 @gluon.jit
-def _values_mma(plan: gl.constexpr, state, v):
-    acc = warpgroup_mma(state.p, v.slot(), state.acc, is_async=True)
-    if len(plan.head_dim_v_chunks) > 1:
-        return acc, warpgroup_mma(state.p, v.tail(), state.acc_tail, is_async=True)
+def _scores_wait(plan: gl.constexpr, in_flight: gl.constexpr, first, rest):
+    if has_rest(plan):
+        first, rest = warpgroup_mma_wait(in_flight, deps=(first, rest))
     else:
-        return acc, state.acc_tail
+        first = warpgroup_mma_wait(in_flight, deps=(first,))
+    return Scores(first, rest)
+
+
+@gluon.jit
+def _values_mma(plan: gl.constexpr, state, v):
+    acc = warpgroup_mma(state.p.first, v.slot(), state.acc, is_async=True)
+    acc_tail = state.acc_tail
+    if len(plan.head_dim_v_chunks) > 1:
+        acc_tail = warpgroup_mma(state.p.first, v.tail(), state.acc_tail, is_async=True)
+    if has_rest(plan):
+        acc = warpgroup_mma(state.p.rest, v.rest_slot(), acc, is_async=True)
+        if len(plan.head_dim_v_chunks) > 1:
+            acc_tail = warpgroup_mma(state.p.rest, v.rest_tail(), acc_tail, is_async=True)
+    return acc, acc_tail
 
 
 @gluon.jit
@@ -340,7 +372,17 @@ def _values_wait(plan: gl.constexpr, acc, acc_tail):
 @gluon.jit
 def _logits(plan: gl.constexpr, args, work, s, row, n_block, masked: gl.constexpr):
     """Masked scores; with soft cap or ALiBi in log2 units, else still to be multiplied by scale_log2."""
-    layout: gl.constexpr = s_layout(plan)
+    key = n_block * plan.tile_n
+    rest = s.rest
+    if has_rest(plan):
+        rest = _part_logits(plan, args, work, s.rest, row, key + plan.key_parts[0], masked)
+    return Scores(_part_logits(plan, args, work, s.first, row, key, masked), rest)
+
+
+@gluon.jit
+def _part_logits(plan: gl.constexpr, args, work, s, row, key, masked: gl.constexpr):
+    """The keys from ``key`` on."""
+    layout: gl.constexpr = s.type.layout
     rows = row + gl.arange(0, plan.tile_m, layout=gl.SliceLayout(1, layout))
     queries = packing.queries(plan, rows)
     heads = packing.heads(plan, work.head, rows)
@@ -349,27 +391,38 @@ def _logits(plan: gl.constexpr, args, work, s, row, n_block, masked: gl.constexp
     elif has_bias(plan):
         s = s * (args.scale_log2 * softmax.LN_2 if is_natural(plan) else args.scale_log2)
     if is_natural(plan):
-        s = bias.add(s, args.bias_data, plan.bias, work.seq.batch, heads, queries, n_block * plan.tile_n)
+        s = bias.add(s, args.bias_data, plan.bias, work.seq.batch, heads, queries, key)
     if plan.alibi:
         slope = packing.as_column(plan, gl.load(args.slopes + work.seq.batch * args.heads + heads)) * unit(plan)
-        columns = n_block * plan.tile_n + gl.arange(0, plan.tile_n, layout=gl.SliceLayout(0, layout))
+        columns = key + gl.arange(0, s.type.shape[1], layout=gl.SliceLayout(0, layout))
         distance = gl.abs(queries[:, None] + (work.seq.k.used - work.seq.q.used) - columns[None, :])
         s = s - slope * distance.to(gl.float32)
     if masked:
         site = predicates.Site(work.seq.batch, packing.as_column(plan, heads), args.mask_data)
-        s = masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, queries, n_block * plan.tile_n, site)
+        s = masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, queries, key, site)
     return s
 
 
 @gluon.jit
 def _tile_max(plan: gl.constexpr, args, s):
     """Row maxima of one block."""
-    row_max = gl.max(s, axis=1)
+    if has_rest(plan):
+        row_max = softmax.max_of_both(s.first, s.rest)
+    else:
+        row_max = gl.max(s.first, axis=1)
     return row_max if has_bias(plan) else row_max * args.scale_log2
 
 
 @gluon.jit
 def _weights(plan: gl.constexpr, args, s, row_max):
+    rest = s.rest
+    if has_rest(plan):
+        rest = _part_weights(plan, args, s.rest, gl.convert_layout(row_max, gl.SliceLayout(1, s.rest.type.layout)))
+    return Scores(_part_weights(plan, args, s.first, row_max), rest)
+
+
+@gluon.jit
+def _part_weights(plan: gl.constexpr, args, s, row_max):
     if is_natural(plan):
         x = (s - row_max[:, None]) * softmax.LOG2_E
     elif has_bias(plan):
@@ -380,8 +433,27 @@ def _weights(plan: gl.constexpr, args, s, row_max):
 
 
 @gluon.jit
+def _partial_sum(plan: gl.constexpr, p):
+    row_sum = softmax.partial_sum(p.first)
+    if has_rest(plan):
+        row_sum += gl.convert_layout(softmax.partial_sum(p.rest), row_sum.type.layout)
+    return row_sum
+
+
+@gluon.jit
 def _operand(plan: gl.constexpr, args, p):
-    return gl.convert_layout(p.to(args.v.dtype), p_layout(plan))
+    rest = p.rest
+    if has_rest(plan):
+        rest = gl.convert_layout(p.rest.to(args.v.dtype), p_layout(plan))
+    return Scores(gl.convert_layout(p.first.to(args.v.dtype), p_layout(plan)), rest)
+
+
+@gluon.jit
+def _operand_over(plan: gl.constexpr, old, p, acc):
+    rest = p.rest
+    if has_rest(plan):
+        rest = softmax.rounded_over(old.rest, p.rest, acc)
+    return Scores(softmax.rounded_over(old.first, p.first, acc), rest)
 
 
 @gluon.jit
@@ -525,11 +597,11 @@ def forward(
     else:
         o = make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_v_chunks)
     if plan.shared_kv_ring:
-        k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, consumers, plain)
+        k = make_channel(make_key_buffers(dtype, plan.kv_stages, plan.key_parts, plan.head_dim_chunks), plan.kv_stages, consumers, plain)
         v = k
     else:
-        k = make_channel(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, consumers, plain)
-        v = make_channel(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, consumers, plain)
+        k = make_channel(make_key_buffers(dtype, plan.k_stages, plan.key_parts, plan.head_dim_chunks), plan.k_stages, consumers, plain)
+        v = make_channel(make_key_buffers(dtype, plan.v_stages, plan.key_parts, plan.head_dim_v_chunks), plan.v_stages, consumers, plain)
     tiles = make_tile_channel(consumers, plain)
     kv_out = KeyValue(k.sender(), v.sender(), plan.shared_kv_ring)
     kv_in = KeyValue(k.receiver(), v.receiver(), plan.shared_kv_ring)
