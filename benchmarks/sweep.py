@@ -62,8 +62,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "o_over_q": {"o_over_q": True},
     "q_smem": {"q_registers": False},
     "overlap": {"intra_overlap": True},
-    "tiles": {"tile_overlap": True},
-    "o_over_q_tiles": {"tile_overlap": True, "q_registers": False, "o_over_q": True},
 }
 WIDE = {"heads": 16, "head_dim_v": 128}
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
@@ -138,9 +136,21 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         [by_tokens(64, s, mask) for s, mask in ((8192, "full"), (32768, "full"), (16384, "causal"))],
         ["planned", "planned+fma6", "planned+fma12"],
     ),
-    "tiles": (
-        [by_tokens(d, s, mask) for d in (64, 128) for s, mask in ((512, "full"), (1024, "causal"), (4096, "full"), (4096, "causal"), (16384, "causal"))],
-        ["planned", "planned+tiles", "planned+o_over_q_tiles", "planned+o_over_q_tiles+late"],
+    "full_orders": (
+        [
+            by_tokens(d, s, "full", **(WIDE if d == 192 else {}))
+            for d, lengths in ((64, (512, 1024, 4096, 16384)), (128, (512, 1024, 4096, 16384)), (192, (1024, 8192)), (256, (1024, 8192)))
+            for s in lengths
+        ],
+        ["planned", "planned+nd1"],
+    ),
+    "causal_orders": (
+        [
+            by_tokens(d, s, "causal", **(WIDE if d == 192 else {}))
+            for d, lengths in ((64, (4096, 16384)), (128, (4096, 16384)), (192, (4096, 16384)), (256, (2048, 16384)))
+            for s in lengths
+        ],
+        ["planned", "planned+lpt2", "planned+lpt4", "planned+lpt16"],
     ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],
@@ -189,7 +199,7 @@ def run_group(name: str, telemetry: Telemetry, peers: tuple[str, ...] = ("cudnn"
             functions[key] = run
         functions["matmul"] = matmul()
         began = time.monotonic()
-        times = milliseconds(functions, rounds=6, round_ms=40)
+        times = milliseconds(functions, rounds=16, round_ms=40)
         rates = {n: (2 * MATMUL**3 if n == "matmul" else case.flops) / statistics.median(ms) * 1e-9 for n, ms in times.items()}
         print(case, " ".join(f"{n} {r:.0f}" for n, r in rates.items()), flush=True)
         cells.append({"case": case.__dict__, "tflops": rates, "gpu": telemetry.since(began)})

@@ -106,9 +106,6 @@ class Plan:
     q_registers: bool = False  # Hopper: Q is operand A from registers, and its shared memory is free for the next tile's
     ping_pong: bool = False  # Hopper: the consumers issue their products in turns, so that one's softmax runs under another's MMA
     early_turn: bool = False  # Hopper: the turn passes once S = QK is issued, not P V too
-    tile_overlap: bool = (
-        False  # Hopper: the first S = QK of the next tile is issued beside the last P V; Q then has two slots, or registers
-    )
 
     def __post_init__(self) -> None:
         arch = get_arch(self.arch)
@@ -162,11 +159,6 @@ class Plan:
     def shared_kv_ring(self) -> bool:
         """Whether K and V tiles have one shape in a CTA, so that all slots form one ring; otherwise K and V have a ring each."""
         return sum(self.head_dim_chunks) == sum(self.head_dim_v_chunks) and self.cta_group == 1
-
-    @property
-    def q_slots(self) -> int:
-        """Q tiles in shared memory for each tile that a CTA computes at once (Hopper)."""
-        return 2 if self.tile_overlap and not self.q_registers else 1
 
     @property
     def k_stages(self) -> int:

@@ -14,7 +14,7 @@ from tandem_attn.spec.plan import BACKWARD, FORWARD, Launch, Plan, Schedule, Sch
 from tandem_attn.spec.predicates import UntraceableError
 from tandem_attn.spec.problem import FLOAT8, Problem
 from tandem_attn.spec.resources import MMA_BYTES, Packer
-from tandem_attn.spec.schedule import l2_section
+from tandem_attn.spec.schedule import l2_heads, l2_section
 
 GPU_DTYPES = ("float16", "bfloat16")
 CPU_DTYPES = ("float16", "bfloat16", "float32", "float64", *FLOAT8)
@@ -228,23 +228,30 @@ def _schedule(problem: Problem, arch: Arch, plan: Plan) -> tuple[Schedule, str]:
     section = max(1, heads // plan.pack_gqa) if heads else 0
     l2 = f"; sections of {section} heads, whose K and V fit half of L2" if section else "; K and V of all heads fit half of L2"
     if not arch.tmem_columns:
-        section, l2 = _hopper_section(section, bool(reason))
+        return _hopper_schedule(problem, arch, plan, reason)
     if not reason:
         return Schedule(ScheduleKind.NAIVE, Launch.STATIC, section), f"all tiles alike: static persistent, in plain order{l2}"
-    launch = Launch.CLC if arch.tmem_columns else Launch.DYNAMIC
-    # An atomic tile counter took the first Hopper kernel from 580 to 640 TFLOP/s (causal, 16k, H200).
-    how = "the hardware hands out tiles (cluster launch control)" if launch is Launch.CLC else "an atomic counter hands out tiles"
-    return Schedule(ScheduleKind.LPT, launch, section), f"{reason}: longest first, and {how}{l2}"
+    how = "the hardware hands out tiles (cluster launch control)"
+    return Schedule(ScheduleKind.LPT, Launch.CLC, section), f"{reason}: longest first, and {how}{l2}"
 
 
-_LEAST_SECTION = 8  # heads; measured (docs/findings.md): 8 beat 16 by 1 to 3 %, 4 and all of them are slower in most cases
+_SECTIONS = (2, 16)  # KV heads of a section on Hopper, at least and at most: measured on an H200 (docs/findings.md)
 
 
-def _hopper_section(section: int, uneven_tiles: bool) -> tuple[int, str]:
-    """Sections as measured on an H200: head after head where tiles are alike, else at least ``_LEAST_SECTION`` heads."""
-    if not uneven_tiles:
-        return 0, "; head after head"
-    return (max(section, _LEAST_SECTION) if section else 0), f"; sections of at least {_LEAST_SECTION} heads"
+def _hopper_schedule(problem: Problem, arch: Arch, plan: Plan, reason: str) -> tuple[Schedule, str]:
+    """As measured on an H200 (docs/findings.md): head after head where tiles are alike; else sections of a power of two of heads, the first
+    of which half of L2 does not hold more."""
+    if not reason:
+        launch, how = (
+            (Launch.DYNAMIC, "an atomic counter") if max(problem.head_dim, problem.head_dim_v) <= 64 else (Launch.STATIC, "static")
+        )
+        return Schedule(ScheduleKind.NAIVE, launch, 0), f"all tiles alike: persistent ({how}), in plain order, head after head"
+    section = min(max(2 ** math.ceil(math.log2(max(1.0, l2_heads(problem, arch)))), _SECTIONS[0]), _SECTIONS[1])
+    if section >= problem.heads_kv * problem.batch:
+        return Schedule(ScheduleKind.LPT, Launch.DYNAMIC, 0), f"{reason}: longest first, and an atomic counter hands out tiles"
+    heads = max(1, section * problem.heads_per_kv // plan.pack_gqa)
+    l2 = f"sections of {heads} heads, whose K and V about fill L2"
+    return Schedule(ScheduleKind.LPT, Launch.DYNAMIC, heads), f"{reason}: longest first, and an atomic counter hands out tiles; {l2}"
 
 
 def _backward_schedule(plan: Plan, reason: str) -> tuple[Schedule, str]:

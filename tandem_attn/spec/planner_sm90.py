@@ -74,10 +74,6 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     e = problem.element_bytes
     q_bytes, o_bytes, k_bytes, v_bytes = tile_m * d * e, tile_m * dv * e, tile_n * d * e, tile_n * dv * e
     own_o = not point["o_over_q"]
-    overlap = point["tile_overlap"]
-    if overlap and own_o != point["q_registers"]:
-        return None  # O lies over one of two slots of Q, where Q stays in them
-    q_bytes *= 2 if overlap and not point["q_registers"] else 1
     fixed = consumers * (q_bytes + (o_bytes if own_o else 0)) + BARRIER_BYTES
     if not own_o and (point["q_registers"] or chunks(problem.head_dim)[: len(chunks(problem.head_dim_v))] != chunks(problem.head_dim_v)):
         return None  # Q of the next tile lies there already, or O is cut otherwise
@@ -155,7 +151,6 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
         Criterion(lambda p: p.q_registers != _q_registers_pay(problem), _q_sentence),
-        Criterion(lambda p: p.tile_overlap, lambda _: "tiles one after the other"),
         Criterion(lambda p: p.o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     )
@@ -193,7 +188,6 @@ FORWARD = Grid(
         "q_registers": (True, False),
         "intra_overlap": (False,),
         "o_over_q": (False, True),
-        "tile_overlap": (False, True),
         "kv_stages": (ALL_THAT_FIT,),
     },
     build=_forward,

@@ -172,15 +172,18 @@ def l2_section(problem: Problem, arch: Arch) -> int:
 
     Half of L2 is counted: on H100 and B200 it is two partitions, and what all SMs read is held in both. Q and O only stream.
     """
-    if arch.l2_bytes is None:
-        return 0
-    kv_bytes = max(1, problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.element_bytes)
-    fitting = max(1, arch.l2_bytes // 2 // kv_bytes)
+    fitting = max(1, int(l2_heads(problem, arch)))
     total = problem.heads_kv * problem.batch
-    if fitting >= total:
+    if arch.l2_bytes is None or fitting >= total:
         return 0
     sections = -(-total // fitting)
     return -(-total // sections) * problem.heads_per_kv  # sections of like size: a small last one would run alone
+
+
+def l2_heads(problem: Problem, arch: Arch) -> float:
+    """KV heads whose K and V fit half of L2; 0 if its size is unknown."""
+    kv_bytes = max(1, problem.seqlen_k * (problem.head_dim + problem.head_dim_v) * problem.element_bytes)
+    return (arch.l2_bytes or 0) / 2 / kv_bytes
 
 
 def _blocks(plan: Plan, seqlen_q: int, seqlen_k: int) -> int:

@@ -61,10 +61,10 @@ class Channel:
     plain: gl.constexpr  # Gluon's own arrive: slower, but visible to Triton's sanitizers
 
     @gluon.jit
-    def lane(self, i: gl.constexpr, stages: gl.constexpr = 1):
-        """The i-th ``stages`` slots as a channel of their own."""
-        lane = Buffers(self.buffers.slots.slice(i * stages, stages), self.buffers.tails.slice(i * stages, stages))
-        return Channel(lane, self.ready.slice(i * stages, stages), self.empty.slice(i * stages, stages), stages, self.plain)
+    def lane(self, i: gl.constexpr):
+        """Slot ``i`` as a channel of its own."""
+        lane = Buffers(self.buffers.slots.slice(i, 1), self.buffers.tails.slice(i, 1))
+        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain)
 
     @gluon.jit
     def sender(self):
@@ -164,14 +164,6 @@ class Receiver:
             ptx.wait_phase(self.channel.ready.index(self.index), self.phase)
 
     @gluon.jit
-    def wait_if(self, sent):
-        """``wait``, or nothing where ``sent`` is 0: nothing is to come."""
-        if self.channel.plain:
-            mbarrier.wait(self.channel.ready.index(self.index), self.phase, pred=sent != 0)
-        else:
-            ptx.wait_phase_if(sent, self.channel.ready.index(self.index), self.phase)
-
-    @gluon.jit
     def slot(self):
         return self.channel.buffers.slots.index(self.index)
 
@@ -191,14 +183,6 @@ class Receiver:
             mbarrier.arrive(self.channel.empty.index(self.index), count=1)
         else:
             ptx.arrive_warp(self.channel.empty.index(self.index))
-
-    @gluon.jit
-    def release_if(self, sent):
-        """``release``, or nothing where ``sent`` is 0."""
-        if self.channel.plain:
-            mbarrier.arrive(self.channel.empty.index(self.index), count=1, pred=sent != 0)
-        else:
-            ptx.arrive_warp_if(sent, self.channel.empty.index(self.index))
 
     @gluon.jit
     def release_after(self, value):

@@ -75,28 +75,6 @@ def wait_phase(barrier, phase):
 
 
 @gluon.jit
-def wait_phase_if(wanted, barrier, phase):
-    """``wait_phase``, or nothing where ``wanted`` is 0."""
-    gl.inline_asm(
-        "{ .reg .pred done; setp.eq.s32 done, $0, 0; again${:uid}: "
-        "@!done mbarrier.try_wait.parity.shared::cta.b64 done, [$1], $2; @!done bra again${:uid}; }",
-        "r,r,r,~{memory}",
-        [wanted, here(barrier), phase],
-    )
-
-
-@gluon.jit
-def arrive_warp_if(wanted, barrier):
-    """``arrive_warp``, or nothing where ``wanted`` is 0."""
-    gl.inline_asm(
-        "{ .reg .pred one, all; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; setp.ne.s32 all, $0, 0; and.pred one, one, all; "
-        "@one mbarrier.arrive.shared::cta.b64 _, [$1]; }",
-        "r,r,~{memory}",
-        [wanted, here(barrier)],
-    )
-
-
-@gluon.jit
 def arrive_warp_tmem(barrier):
     """``arrive_warp`` after this warp's tensor-memory loads and stores (PTX ISA: tcgen05.wait, tcgen05.fence)."""
     gl.inline_asm(

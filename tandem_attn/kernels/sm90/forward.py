@@ -57,10 +57,11 @@ def p_layout(plan):
 @gluon.jit
 def producer(plan: gl.constexpr, args, q, kv_out, o, tiles):  # noqa: ARG001
     """Hands out tiles and loads them: Q, then K and V blocks from the last to the first, V one block behind K."""
+    consumers: gl.constexpr = plan.q_stages
     k_chunks: gl.constexpr = plan.head_dim_chunks
     v_chunks: gl.constexpr = plan.head_dim_v_chunks
     num_tiles = tile_count(plan, args)
-    q_out = _query_senders(plan, q)
+    q_out = q.sender()
     tile = gl.program_id(0)
     at = coords_of(plan, args, tile, num_tiles)
     tiles_out = send_tile(tiles.sender(), at)
@@ -71,7 +72,8 @@ def producer(plan: gl.constexpr, args, q, kv_out, o, tiles):  # noqa: ARG001
         work = work_at(plan, args, at)
         seq = work.seq
         head_kv = packing.head_kv(plan, args, work.head)
-        q_out = _load_queries(plan, args, work, q_out)
+        for i in gl.static_range(consumers):
+            q_out = packing.load_queries(plan, args, seq, work.head, work.row + i * plan.tile_m, q_out)
         key = (work.visit.stop - 1) * plan.tile_n
         kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
         for _ in range(work.visit.start, work.visit.stop - 1):
@@ -86,98 +88,36 @@ def producer(plan: gl.constexpr, args, q, kv_out, o, tiles):  # noqa: ARG001
 
 
 @gluon.jit
-def _query_senders(plan: gl.constexpr, q):
-    """The sender of each consumer's Q."""
-    consumers: gl.constexpr = plan.q_stages
-    slots: gl.constexpr = plan.q_slots
-    senders = (q.lane(0, slots).sender(),)
-    for i in gl.static_range(1, consumers):
-        senders = senders + (q.lane(i, slots).sender(),)
-    return senders
-
-
-@gluon.jit
-def _load_queries(plan: gl.constexpr, args, work, senders):
-    consumers: gl.constexpr = plan.q_stages
-    behind = (packing.load_queries(plan, args, work.seq, work.head, work.row, senders[0]),)
-    for i in gl.static_range(1, consumers):
-        behind = behind + (packing.load_queries(plan, args, work.seq, work.head, work.row + i * plan.tile_m, senders[i]),)
-    return behind
-
-
-@gluon.jit
 def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, index: gl.constexpr):
     """Computes the query rows of one warpgroup, tile after tile."""
-    slots: gl.constexpr = plan.q_slots
-    q_in = q.lane(index, slots).receiver()
-    _open_turns(plan, index)
-    at, tiles_in = receive_tile(tiles.receiver())
-    if plan.tile_overlap:
-        _overlapped_tiles(plan, args, q_in, kv_in, o, at, tiles_in, index)
-    else:
-        _tiles(plan, args, q_in, kv_in, o, at, tiles_in, index)
-    _close_turns(plan, index)
-    tma.store_wait(0)
-
-
-@gluon.jit
-def _tiles(plan: gl.constexpr, args, q_in, kv_in, o, at, tiles_in, index: gl.constexpr):
+    q_in = q.lane(index).receiver()
     o_slot = o.slots.index(index)
     o_tail = o.tails.index(index)
+    _open_turns(plan, index)
+    at, tiles_in = receive_tile(tiles.receiver())
     while at.valid != 0:
         work = work_at(plan, args, at)
         row = work.row + index * plan.tile_m
-        q_a, q_b = _queries(plan, q_in, at.valid)
-        s, kv_in = _first_scores(plan, q_a, q_b, kv_in, index)
-        state = _first_block(plan, args, work, row, s)
-        state, kv_in = _other_blocks(plan, args, work, row, q_a, q_b, kv_in, state, index)
-        if not plan.q_registers and not plan.o_over_q:
-            q_in.release()
-        state, kv_in = _last_values(plan, state, kv_in)
-        _finish(plan, args, work, row, state, o_slot, o_tail)
+        state, kv_in = _attend(plan, args, work, row, q_in, kv_in, index)
+        if plan.num_splits > 1:
+            _finish_part(plan, args, work, row, state)
+        else:
+            _finish(plan, args, work, row, state, o_slot, o_tail)
         if plan.o_over_q:
             tma.store_wait(0)
             q_in.release()
         q_in = q_in.next()
         at, tiles_in = receive_tile(tiles_in)
+    _close_turns(plan, index)
+    tma.store_wait(0)
 
 
 @gluon.jit
-def _overlapped_tiles(plan: gl.constexpr, args, q_in, kv_in, o, at, tiles_in, index: gl.constexpr):
-    """``_tiles`` with S of the next tile's first block issued beside the last O += P V, so that it is there once O is stored.
-
-    O is staged over Q, of which there are two slots: the store of one tile is done long before the next but one needs the slot. In a ring
-    of two, the slot before is the slot behind.
-    """
-    if at.valid != 0:
-        q_a, q_b = _queries(plan, q_in, at.valid)
-        s, kv_in = _first_scores(plan, q_a, q_b, kv_in, index)
-        has_before = gl.to_tensor(0)
-        while at.valid != 0:
-            work = work_at(plan, args, at)
-            row = work.row + index * plan.tile_m
-            if not plan.q_registers:
-                q_a, q_b = q_in.slot(), q_in.tail()
-            state = _first_block(plan, args, work, row, s)
-            if plan.o_over_q:
-                tma.store_wait(0)
-                q_in.next().release_if(has_before)
-            state, kv_in = _other_blocks(plan, args, work, row, q_a, q_b, kv_in, state, index)
-            at, tiles_in = receive_tile(tiles_in)
-            has_before = gl.to_tensor(1)
-            q_in = q_in.next()
-            q_a, q_b = _queries(plan, q_in, at.valid)
-            s, state, kv_in = _next_scores(plan, q_a, q_b, kv_in, state, at.valid, index)
-            if plan.o_over_q:
-                _finish(plan, args, work, row, state, q_in.next().slot(), q_in.next().tail())
-            else:
-                _finish(plan, args, work, row, state, o.slots.index(index), o.tails.index(index))
-
-
-@gluon.jit
-def _queries(plan: gl.constexpr, q_in, sent):
-    """Both chunks of the next Q, as operands; whatever lies there where there is no next."""
-    q_in.wait_if(sent)
+def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexpr):
+    """Softmax-weighted values of all key blocks, from the last block to the first; not yet normalised."""
+    tree: gl.constexpr = masks.parse(plan.mask)
+    visit = work.visit
+    q_in.wait()
     q_a = q_in.slot()
     q_b = q_in.tail()
     if plan.q_registers:
@@ -186,41 +126,8 @@ def _queries(plan: gl.constexpr, q_in, sent):
         if len(plan.head_dim_chunks) > 1:
             q_b = q_b.load(operand)
         fence_async_shared()
-        q_in.release_if(sent)
-    return q_a, q_b
-
-
-@gluon.jit
-def _first_scores(plan: gl.constexpr, q_a, q_b, kv_in, index: gl.constexpr):
-    """S of the last key block: there is no P V to overlap with yet."""
-    k = kv_in.k
-    k.wait()
-    _take_turn(plan, index)
-    s_mma = _scores_mma(plan, q_a, q_b, k)
-    _pass_turn(plan, index)
-    s = warpgroup_mma_wait(0, deps=(s_mma,))
-    k.release()
-    return s, kv_in.after_k(k.next())
-
-
-@gluon.jit
-def _first_block(plan: gl.constexpr, args, work, row, s):
-    """The softmax of a tile's first S, and O before there is any."""
-    s = _logits(plan, args, work, s, row, work.visit.stop - 1, True)
-    row_max = _tile_max(plan, args, s)
-    p = _weights(plan, args, s, softmax.finite_or_zero(row_max))
-    acc = gl.full([plan.tile_m, plan.head_dim_v_chunks[0]], 0.0, gl.float32, o_layout(plan.head_dim_v_chunks[0]))
-    acc_tail = gl.to_tensor(0)
-    if len(plan.head_dim_v_chunks) > 1:
-        acc_tail = gl.full([plan.tile_m, plan.head_dim_v_chunks[1]], 0.0, gl.float32, o_layout(plan.head_dim_v_chunks[1]))
-    return State(acc, acc_tail, row_max, softmax.partial_sum(p), _operand(plan, args, p))
-
-
-@gluon.jit
-def _other_blocks(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, index: gl.constexpr):
-    """All key blocks but the last one of the sequence, from the last to the first."""
-    tree: gl.constexpr = masks.parse(plan.mask)
-    visit = work.visit
+        q_in.release()
+    state, kv_in = _first_block(plan, args, work, row, q_a, q_b, kv_in, visit.stop - 1, index)
     n_block = visit.stop - 2
     for _ in range(gl.maximum(visit.full_stop, visit.start), visit.stop - 1):
         state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
@@ -233,12 +140,8 @@ def _other_blocks(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, i
             for _ in range(visit.start, gl.minimum(visit.full_start, visit.full_stop)):
                 state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
                 n_block -= 1
-    return state, kv_in
-
-
-@gluon.jit
-def _last_values(plan: gl.constexpr, state, kv_in):
-    """O += P V of the block that is left; O is not yet normalised."""
+    if not plan.q_registers and not plan.o_over_q:
+        q_in.release()
     v = kv_in.v
     v.wait()
     o_mma, tail_mma = _values_mma(plan, state, v)
@@ -248,26 +151,23 @@ def _last_values(plan: gl.constexpr, state, kv_in):
 
 
 @gluon.jit
-def _next_scores(plan: gl.constexpr, q_a, q_b, kv_in, state, sent, index: gl.constexpr):
-    """``_last_values``, and ``_first_scores`` of the next tile beside it; of what lies there where there is no next."""
-    v = kv_in.v
-    kv_in = kv_in.after_v(v.next())
+def _first_block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, n_block, index: gl.constexpr):
+    """The last key block: there is no P V to overlap with yet."""
     k = kv_in.k
-    kv_in = kv_in.after_k(k.next())
-    v.wait()
-    k.wait_if(sent)
+    k.wait()
     _take_turn(plan, index)
-    o_mma, tail_mma = _values_mma(plan, state, v)
     s_mma = _scores_mma(plan, q_a, q_b, k)
     _pass_turn(plan, index)
+    s = warpgroup_mma_wait(0, deps=(s_mma,))
+    k.release()
+    s = _logits(plan, args, work, s, row, n_block, True)
+    row_max = _tile_max(plan, args, s)
+    p = _weights(plan, args, s, softmax.finite_or_zero(row_max))
+    acc = gl.full([plan.tile_m, plan.head_dim_v_chunks[0]], 0.0, gl.float32, o_layout(plan.head_dim_v_chunks[0]))
+    acc_tail = gl.to_tensor(0)
     if len(plan.head_dim_v_chunks) > 1:
-        acc, acc_tail, s = warpgroup_mma_wait(0, deps=(o_mma, tail_mma, s_mma))
-    else:
-        acc, s = warpgroup_mma_wait(0, deps=(o_mma, s_mma))
-        acc_tail = tail_mma
-    v.release()
-    k.release_if(sent)
-    return s, State(acc, acc_tail, state.row_max, state.row_sum, state.p), kv_in
+        acc_tail = gl.full([plan.tile_m, plan.head_dim_v_chunks[1]], 0.0, gl.float32, o_layout(plan.head_dim_v_chunks[1]))
+    return State(acc, acc_tail, row_max, softmax.partial_sum(p), _operand(plan, args, p)), kv_in.after_k(k.next())
 
 
 @gluon.jit
@@ -398,14 +298,6 @@ def _rescale(plan: gl.constexpr, acc, acc_tail, alpha):
 
 @gluon.jit
 def _finish(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
-    if plan.num_splits > 1:
-        _finish_part(plan, args, work, row, state)
-    else:
-        _finish_whole(plan, args, work, row, state, o_slot, o_tail)
-
-
-@gluon.jit
-def _finish_whole(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
     """Normalises once, exactly, and writes O and LSE. A row without keys gives 0 and -inf, with a sink 0 and the sink."""
     layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
     rows = row + gl.arange(0, plan.tile_m, layout=layout)
@@ -518,8 +410,7 @@ def forward(
     )  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     consumers: gl.constexpr = plan.q_stages
-    queries: gl.constexpr = consumers * plan.q_slots
-    q = make_channel(make_buffers(dtype, queries, plan.tile_m, plan.head_dim_chunks), queries, 1, plain)
+    q = make_channel(make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_chunks), consumers, 1, plain)
     if plan.o_over_q:
         o = q.buffers
     else:
