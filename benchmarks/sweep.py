@@ -46,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "static": {"schedule": Schedule(ScheduleKind.LPT, Launch.STATIC, 0)},
     "naive_static": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.STATIC, 0)},
     "naive_dynamic": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.DYNAMIC, 0)},
-    **{f"lpt{n}": {"schedule": Schedule(ScheduleKind.LPT, Launch.DYNAMIC, n)} for n in (1, 2, 3, 4, 6, 8, 12, 16, 32)},
+    **{f"lpt{n}": {"schedule": Schedule(ScheduleKind.LPT, Launch.DYNAMIC, n)} for n in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)},
     **{f"nd{n}": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.DYNAMIC, n)} for n in (1, 2, 4, 8, 16)},
     "none": {"schedule": Schedule(ScheduleKind.NAIVE, Launch.NONE, 0)},
     "fma12": {"exp2": Exp2Split(3, 4, 32)},
@@ -151,6 +151,14 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
             for s in lengths
         ],
         ["planned", "planned+lpt2", "planned+lpt4", "planned+lpt16"],
+    ),
+    "short_causal_orders": (
+        [
+            by_tokens(d, s, "causal", **(WIDE if d == 192 else {}))
+            for d, lengths in ((64, (512, 1024, 2048, 4096)), (128, (512, 1024, 2048)), (192, (512, 2048)), (256, (512, 2048)))
+            for s in lengths
+        ],
+        ["planned+lpt16", "planned+lpt32", "planned+lpt64", "planned+lpt128", "planned+dynamic"],
     ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],

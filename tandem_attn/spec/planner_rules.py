@@ -235,7 +235,7 @@ def _schedule(problem: Problem, arch: Arch, plan: Plan) -> tuple[Schedule, str]:
     return Schedule(ScheduleKind.LPT, Launch.CLC, section), f"{reason}: longest first, and {how}{l2}"
 
 
-_SECTIONS = (2, 16)  # KV heads of a section on Hopper, at least and at most: measured on an H200 (docs/findings.md)
+_LEAST_SECTION = 2  # KV heads on Hopper: measured on an H200 (docs/findings.md)
 
 
 def _hopper_schedule(problem: Problem, arch: Arch, plan: Plan, reason: str) -> tuple[Schedule, str]:
@@ -246,7 +246,7 @@ def _hopper_schedule(problem: Problem, arch: Arch, plan: Plan, reason: str) -> t
             (Launch.DYNAMIC, "an atomic counter") if max(problem.head_dim, problem.head_dim_v) <= 64 else (Launch.STATIC, "static")
         )
         return Schedule(ScheduleKind.NAIVE, launch, 0), f"all tiles alike: persistent ({how}), in plain order, head after head"
-    section = min(max(2 ** math.ceil(math.log2(max(1.0, l2_heads(problem, arch)))), _SECTIONS[0]), _SECTIONS[1])
+    section = max(2 ** math.ceil(math.log2(max(1.0, l2_heads(problem, arch)))), _LEAST_SECTION)
     if section >= problem.heads_kv * problem.batch:
         return Schedule(ScheduleKind.LPT, Launch.DYNAMIC, 0), f"{reason}: longest first, and an atomic counter hands out tiles"
     heads = max(1, section * problem.heads_per_kv // plan.pack_gqa)
