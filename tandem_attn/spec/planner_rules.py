@@ -235,23 +235,25 @@ def _schedule(problem: Problem, arch: Arch, plan: Plan) -> tuple[Schedule, str]:
     return Schedule(ScheduleKind.LPT, Launch.CLC, section), f"{reason}: longest first, and {how}{l2}"
 
 
-_LEAST_SECTION = 2  # KV heads on Hopper: measured on an H200 (docs/findings.md)
+# Of KV heads, and of tiles, in a section on Hopper: measured on an H200 (docs/findings.md).
+_LEAST_SECTION, _MOST_SECTION, _MOST_SECTION_TILES = 2, 16, 256
 
 
 def _hopper_schedule(problem: Problem, arch: Arch, plan: Plan, reason: str) -> tuple[Schedule, str]:
     """As measured on an H200 (docs/findings.md): head after head where tiles are alike; else sections of a power of two of heads, the first
-    of which half of L2 does not hold more."""
+    of which half of L2 does not hold more, unless they become too many at once."""
     if not reason:
-        launch, how = (
-            (Launch.DYNAMIC, "an atomic counter") if max(problem.head_dim, problem.head_dim_v) <= 64 else (Launch.STATIC, "static")
-        )
-        return Schedule(ScheduleKind.NAIVE, launch, 0), f"all tiles alike: persistent ({how}), in plain order, head after head"
-    section = max(2 ** math.ceil(math.log2(max(1.0, l2_heads(problem, arch)))), _LEAST_SECTION)
+        narrow = max(problem.head_dim, problem.head_dim_v) <= 64
+        launch = Launch.DYNAMIC if narrow else Launch.STATIC
+        return Schedule(ScheduleKind.NAIVE, launch, 0), f"all tiles alike: {launch.value} persistent, in plain order, head after head"
+    how = f"{reason}: longest first, and an atomic counter hands out tiles"
+    fitting = 2 ** math.ceil(math.log2(max(1.0, l2_heads(problem, arch))))
+    tiles = -(-problem.seqlen_q // plan.queries_per_tile) * problem.heads_per_kv // plan.pack_gqa  # of a KV head
+    section = max(min(fitting, max(_MOST_SECTION, _MOST_SECTION_TILES // max(1, tiles))), _LEAST_SECTION)
     if section >= problem.heads_kv * problem.batch:
-        return Schedule(ScheduleKind.LPT, Launch.DYNAMIC, 0), f"{reason}: longest first, and an atomic counter hands out tiles"
+        return Schedule(ScheduleKind.LPT, Launch.DYNAMIC, 0), how
     heads = max(1, section * problem.heads_per_kv // plan.pack_gqa)
-    l2 = f"sections of {heads} heads, whose K and V about fill L2"
-    return Schedule(ScheduleKind.LPT, Launch.DYNAMIC, heads), f"{reason}: longest first, and an atomic counter hands out tiles; {l2}"
+    return Schedule(ScheduleKind.LPT, Launch.DYNAMIC, heads), f"{how}; sections of {heads} heads, whose K and V about fill L2, or fewer"
 
 
 def _backward_schedule(plan: Plan, reason: str) -> tuple[Schedule, str]:
