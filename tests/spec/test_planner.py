@@ -166,6 +166,28 @@ def test_cpu_plans_what_the_gpu_does_not() -> None:
     assert plan(problem(), "CPU", exp2=Exp2Split(4, 2), tile_m=4, tile_n=3, rescale_rows=2).plan.tile_n == 3
 
 
+@pytest.mark.parametrize(
+    ("seqlen", "heads_kv", "head_dim", "section"),
+    [
+        *[(512, 16, 128, 64), (1024, 16, 128, 32), (2048, 16, 128, 16), (4096, 16, 128, 16), (8192, 16, 128, 8), (16384, 16, 128, 4)],
+        *[(32768, 8, 256, 2), (4096, 32, 64, 16), (16384, 32, 64, 8)],
+        *[(8192, 4, 128, 64), (8192, 1, 128, 0)],  # 8 KV heads of 8 query heads each; all K and V fit L2
+    ],
+)
+def test_sections_of_heads_on_hopper(seqlen: int, heads_kv: int, head_dim: int, section: int) -> None:
+    """The sizes that measured best, see docs/findings.md. 32k tokens."""
+    heads = {4: 32, 1: 16}.get(heads_kv, heads_kv)
+    sizes = {"batch": 32768 // seqlen, "seqlen_q": seqlen, "seqlen_k": seqlen, "heads": heads, "heads_kv": heads_kv}
+    schedule = plan(problem(head_dim, mask=Causal(), **sizes), "H200", direction="forward").plan.schedule
+    assert schedule == Schedule(ScheduleKind.LPT, Launch.DYNAMIC, section)
+
+
+@pytest.mark.parametrize(("head_dim", "launch"), [(64, Launch.DYNAMIC), (128, Launch.STATIC)])
+def test_full_masks_on_hopper_go_head_after_head(head_dim: int, launch: Launch) -> None:
+    got = plan(problem(batch=4, seqlen_q=8192, seqlen_k=8192, head_dim=head_dim), "H200", direction="forward").plan.schedule
+    assert got == Schedule(ScheduleKind.NAIVE, launch, 0)
+
+
 def test_schedules() -> None:
     full, causal = problem(), problem(mask=Causal())
     assert plan(full, "B200").plan.schedule == Schedule(ScheduleKind.NAIVE, Launch.STATIC, 11)
