@@ -26,6 +26,7 @@ from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
 TRITON = "3.9"  # Gluon's API changes between minor releases
 # By major compute capability: the module whose ``forward`` is the kernel.
 ENTRIES = {9: "tandem_attn.kernels.sm90.forward", 10: "tandem_attn.kernels.sm100.forward"}
+_LEAST_SWIZZLE = 32  # bytes a row; narrower tiles are not swizzled (PTX ISA, tensor swizzling modes)
 _ELEMENTS = {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5", "float16": "fp16", "bfloat16": "bf16"}  # in Triton's notation
 CODES = {"*": "Q", "i32": "i", "i64": "q", "fp32": "f"}  # of ``struct``, by Triton's notation; every pointer has the first
 
@@ -189,8 +190,9 @@ def _descriptor_type(tensor: str, tail: bool, plan: Plan) -> str:
         split = [[int(i == dim) for i in range(len(box))]]
         columns = columns // 2 if tensor == "v" else columns
     if plan.pack_gqa > 1 or plan.page_rows:  # swizzled as the whole tile, of which the box's last two dimensions are a part
-        bits = element.primitive_bitwidth
-        layout = gl.NVMMASharedLayout(min(columns * bits // 8, 128), bits, len(box), cga_layout=split)
+        row_bytes = columns * element.primitive_bitwidth // 8
+        swizzle = min(row_bytes, 128) if row_bytes >= _LEAST_SWIZZLE else 0
+        layout = gl.NVMMASharedLayout(swizzle, element.primitive_bitwidth, len(box), cga_layout=split)
     else:
         layout = gl.NVMMASharedLayout.get_default_for(box, element, cga_layout=split)
     return f"tensordesc<{dtype}{box},{layout!r}>"
