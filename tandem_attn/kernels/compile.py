@@ -6,12 +6,14 @@ Compiling needs no GPU.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.metadata
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
@@ -151,6 +153,7 @@ def _translated(triton: Any, source: Any, arch: str, options: dict[str, Any]) ->
     """Triton's compiler, which keeps files of its own; in a temporary place where it cannot write them to its usual one."""
     from triton.backends.compiler import GPUTarget
 
+    _let_go_at_exit()
     major, minor = get_arch(arch).capability or (0, 0)
     target = GPUTarget("cuda", major * 10 + minor, 32)
     try:
@@ -159,6 +162,25 @@ def _translated(triton: Any, source: Any, arch: str, options: dict[str, Any]) ->
         with tempfile.TemporaryDirectory() as place, triton.knobs.cache.scope():
             triton.knobs.cache.dir = place
             return triton.compile(source, target=target, options=options)
+
+
+@functools.cache
+def _let_go_at_exit() -> None:
+    atexit.register(_let_go)
+
+
+def _let_go() -> None:
+    """Ends the only path from what libtriton keeps for ever to an object of its Python bindings.
+
+    The bindings list, on stderr, which of their objects outlive the interpreter. Triton 3.9 holds classes of Gluon's layouts in C++ without
+    end, their module holds Gluon's semantics, and those hold the class of a builder, as a type annotation: forty lines after every process
+    that compiled. Leaks of anything else are still told.
+    """
+    semantics = sys.modules.get("triton.experimental.gluon.language._semantic")
+    if semantics is not None and hasattr(semantics, "GluonOpBuilder"):
+        for annotated in (semantics.GluonSemantic, semantics.GluonSemantic.__init__):
+            annotated.__annotations__.pop("builder", None)
+        del semantics.GluonOpBuilder
 
 
 def entry_registers(plan: Plan) -> int:
