@@ -47,8 +47,10 @@ def stages(case: Case, t: Tensors) -> dict[str, Run]:
             step._launch(step._grid, stream)
 
     like = torch.empty(1, device="cuda", dtype=q.dtype).expand(q.shape)
+    leaves = [x.detach().clone().requires_grad_() for x in t.qkv]
     return {
         "tandem attention": lambda: attention(q, k, v, causal=True, backend="tandem"),
+        "  with gradients": lambda: attention(*leaves, causal=True, backend="tandem"),
         "  key": lambda: repeated.key(q, k, v, (), options),
         "  bound call": lambda: bound(given),
         "  torch.empty_like": lambda: torch.empty_like(like),

@@ -8,6 +8,7 @@ writes new keys and values into a cache. Arguments are tensors, numbers and text
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -91,12 +92,14 @@ def _attention(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def bind(arguments: tuple[Any, ...]) -> backends.Bound | None:
-    """The forward of these arguments with all but its addresses decided; None where its backend has no such form."""
+    """The forward of these arguments with all but its addresses decided, seen by autograd where it has to be; None where its backend has
+    no such form."""
     named = dict(zip(ARGUMENTS, arguments, strict=True))
     inputs = Inputs(**{name: named[name] for name in _INPUTS})
     problem = _problem(inputs, named)
     backend = backends.choose(problem, named["backend"])
-    return None if backend.bind is None else backend.bind(problem, backend.plan(problem, FORWARD), inputs)
+    bound = None if backend.bind is None else backend.bind(problem, backend.plan(problem, FORWARD), inputs)
+    return _differentiable(bound, arguments) if bound is not None and named["needs_grad"] else bound
 
 
 def _exact_dtypes(inputs: Inputs) -> torch.autocast:
@@ -131,24 +134,78 @@ def _attention_backward_fake(grad_out: Tensor, grad_lse: Tensor | None, out: Ten
     return tuple(q.new_empty(0) if x is None else x.new_empty(x.shape) for x in (named[name] for name in _DIFFERENTIABLE))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Form:
+    """A call's arguments without its tensors, which autograd saves."""
+
+    is_tensor: tuple[bool, ...]
+    plain: tuple[Any, ...]  # None in the places of tensors
+    mask_tensors: int
+    mask: masks.Mask  # keeps its predicates alive until backward
+    return_lse: bool
+
+    @staticmethod
+    def of(arguments: tuple[Any, ...]) -> _Form:
+        named = dict(zip(ARGUMENTS, arguments, strict=True))
+        return _Form(
+            tuple(isinstance(x, Tensor) for x in arguments),
+            tuple(None if isinstance(x, (Tensor, list, tuple)) else x for x in arguments),
+            len(named["mask_tensors"]),
+            masks.from_code(named["mask"], named["mask_tensors"]),
+            named["return_lse"],
+        )
+
+    def save(self, ctx: Any, output: tuple[Tensor, Tensor], mask_tensors: list[Tensor], tensors: Iterable[Tensor]) -> None:
+        """What backward needs. ``tensors``: those among the arguments, in their order."""
+        ctx.form = self
+        ctx.set_materialize_grads(False)
+        if not self.return_lse:
+            ctx.mark_non_differentiable(output[1])  # nobody sees it; a backend may lack its gradient
+        ctx.save_for_backward(*output, *mask_tensors, *tensors)
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)
-    if not inputs[ARGUMENTS.index("return_lse")]:
-        ctx.mark_non_differentiable(output[1])  # nobody sees it; a backend may lack its gradient
-    ctx.is_tensor = tuple(isinstance(x, Tensor) for x in inputs)
-    position = ARGUMENTS.index("mask_tensors")
-    ctx.mask_tensors = len(inputs[position])
-    ctx.plain = tuple(None if isinstance(x, (Tensor, list, tuple)) else x for x in inputs)
-    ctx.mask = masks.from_code(inputs[position + 1], inputs[position])  # keeps its predicates alive until backward
-    ctx.save_for_backward(*output, *inputs[position], *(x for x in inputs if isinstance(x, Tensor)))
+    _Form.of(inputs).save(ctx, output, inputs[ARGUMENTS.index("mask_tensors")], (x for x in inputs if isinstance(x, Tensor)))
 
 
 def _saved_arguments(ctx: Any) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+    form = ctx.form
     out, lse, *saved = ctx.saved_tensors
-    mask_tensors, rest = saved[: ctx.mask_tensors], iter(saved[ctx.mask_tensors :])
-    args = [next(rest) if is_tensor else plain for is_tensor, plain in zip(ctx.is_tensor, ctx.plain, strict=True)]
+    mask_tensors, rest = saved[: form.mask_tensors], iter(saved[form.mask_tensors :])
+    args = [next(rest) if is_tensor else plain for is_tensor, plain in zip(form.is_tensor, form.plain, strict=True)]
     args[ARGUMENTS.index("mask_tensors")] = mask_tensors
     return out, lse, tuple(args)
+
+
+class _BoundAttention(torch.autograd.Function):
+    """A bound forward as autograd sees it: what the operator saves, and the operator's backward.
+
+    ``apply`` takes the bound form, the call's form, and the operator's tensors in their order, as many as it has; it returns O and LSE, or
+    None twice where the bound form declines.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, bound: backends.Bound, form: _Form, *tensors: Tensor | None) -> Any:
+        found = bound(tensors)
+        if found is None:
+            return None, None
+        form.save(ctx, found, [], (x for x in tensors if x is not None))
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return (None, None, *_autograd(ctx, *grads)[: len(_INPUTS)])
+
+
+def _differentiable(bound: backends.Bound, arguments: tuple[Any, ...]) -> backends.Bound:
+    """A bound form for calls that need a gradient. Their masks hold no tensors (see ``repeated``)."""
+    form = _Form.of(arguments)
+
+    def call(tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor] | None:
+        found = _BoundAttention.apply(bound, form, *tensors)
+        return None if found[0] is None else found
+
+    return call
 
 
 def _autograd(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
@@ -163,7 +220,7 @@ def _autograd(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tup
         grad_out = torch.zeros_like(out) if grad_out is None else grad_out
         grads = dict(zip(_DIFFERENTIABLE, torch.ops.tandem_attn.attention_backward(grad_out, grad_lse, out, lse, *args), strict=True))
     result: list[Any] = [grads.get(name) if named[name] is not None else None for name in ARGUMENTS]
-    result[ARGUMENTS.index("mask_tensors")] = [None] * ctx.mask_tensors
+    result[ARGUMENTS.index("mask_tensors")] = [None] * ctx.form.mask_tensors
     return tuple(result)
 
 

@@ -2,8 +2,8 @@
 
 Which arguments are legal, and the Problem, Plan, backend and kernel of a call, depend on properties of the arguments alone (``checks``),
 never on values. So a call whose properties equal those of one that went through needs no check, no planning and no dispatcher; only its
-addresses are new. That holds in plain eager mode: whatever else listens (autograd, a compiler, a tracer, torch.func, a dispatch or
-function mode, the profiler) is served by the operator.
+addresses are new. That holds in plain eager mode, with gradients or without: whatever else listens (a compiler, a tracer, torch.func, a
+dispatch or function mode, the profiler) is served by the operator.
 
 The table is bounded, belongs to one thread (a bound call fills an argument block of its own), and holds no tensor of a caller. The code
 here runs in every call and counts in microseconds: that is why it is written out.
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 from torch.utils._device import DeviceContext
 
 from tandem_attn.api import ops
@@ -56,15 +57,15 @@ def key(q: Any, k: Any, v: Any, others: tuple[Any, ...], options: tuple[Any, ...
         not (type(q) is type(k) is type(v) is Tensor)
         or _dispatch_modes() or _transforms() or _traced() or _profiled() or forward_ad._current_level >= 0
         or (_function_modes() and not _only_default_devices())
-        or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
         or q.is_neg() or k.is_neg() or v.is_neg()  # the sign is then no part of the data
         or (mask is not None and type(mask) not in _PLAIN_MASKS) or (window is not None and type(window) is not tuple)
     ):  # fmt: skip
         return None
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     try:
         found = (
             q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-            options, *map(type, options),  # types: 1, 1.0 and True are equal, but not equally legal
+            needs_grad, options, *map(type, options),  # types: 1, 1.0 and True are equal, but not equally legal
         )  # fmt: skip
     except RuntimeError:  # a layout without strides, which the checks refuse
         return None
@@ -82,16 +83,16 @@ def _only_default_devices() -> bool:
 
 
 def _properties(tensors: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Of the optional tensors; None where one is anything but a plain tensor without gradient."""
+    """Of the optional tensors; None where one is anything but a plain tensor or parameter."""
     grad = torch.is_grad_enabled()
     found: list[Any] = []
     for x in tensors:
         if x is None:
             found.append(None)
-        elif type(x) is not Tensor or x.layout is not torch.strided or x.is_neg() or (grad and x.requires_grad):
+        elif (type(x) is not Tensor and type(x) is not Parameter) or x.layout is not torch.strided or x.is_neg():
             return None
         else:
-            found += (x.shape, x.stride(), x.dtype, x.device)
+            found += (x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad)
     return tuple(found)
 
 

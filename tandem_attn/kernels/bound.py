@@ -93,7 +93,7 @@ def bind(kernel: Kernel, problem: Problem, plan: Plan, inputs: Inputs, device: i
     try:
         with recorder:
             out, lse = attend(problem, plan, inputs, execute)
-        results, unread = ([out, lse], 0) if problem.return_lse else ([out], lse.data_ptr())
+        results, unread = ([out, lse], 0) if problem.return_lse or problem.backward else ([out], lse.data_ptr())
         return Bound(inputs, results, unread, scheduler, recorder, launches, device, counter) if launches else None
     except _NotBoundError:
         return None
@@ -215,8 +215,8 @@ class _Step:
 
 
 class Bound:
-    """Takes the tensors of ``Inputs`` in their order; returns O and LSE, or O twice where the problem asks for no LSE. For one device and
-    one thread.
+    """Takes the tensors of ``Inputs`` in their order; returns O and LSE, or O twice where the problem asks for no LSE and for no backward,
+    which reads it. For one device and one thread.
 
     None is returned where a call has to be prepared by itself: TMA cannot read its tensors where they lie, or a CUDA graph is captured.
     """

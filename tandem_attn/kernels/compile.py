@@ -6,13 +6,14 @@ Compiling needs no GPU.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.metadata
 import json
-import tempfile
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
 TRITON = "3.9"  # Gluon's API changes between minor releases
 # By major compute capability: the module whose ``forward`` is the kernel.
 ENTRIES = {9: "tandem_attn.kernels.sm90.forward", 10: "tandem_attn.kernels.sm100.forward"}
+_LEAST_SWIZZLE = 32  # bytes a row; narrower tiles are not swizzled (PTX ISA, tensor swizzling modes)
 _ELEMENTS = {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5", "float16": "fp16", "bfloat16": "bf16"}  # in Triton's notation
 CODES = {"*": "Q", "i32": "i", "i64": "q", "fp32": "f"}  # of ``struct``, by Triton's notation; every pointer has the first
 
@@ -111,7 +113,7 @@ def _cached(key: tuple[Any, ...], source: Plan | Helper, make: Callable[[], Kern
 
 def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     """Compiles without any cache of ours."""
-    triton = _triton()
+    _triton()
     from triton.experimental.gluon._runtime import GluonASTSource
 
     entry = importlib.import_module(ENTRIES[(get_arch(plan.arch).capability or (0, 0))[0]]).forward
@@ -121,43 +123,73 @@ def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     source = GluonASTSource(entry, signature, {(entry.arg_names.index(name),): value for name, value in constants.items()})
     options: dict[str, Any] = {"num_warps": WARPGROUP, "num_ctas": plan.cta_group, "maxnreg": entry_registers(plan)}
     options |= {"enable_fp_fusion": True} | ({"instrumentation_mode": "consan"} if consan else {})
-    return _kernel(plan, _translated(triton, source, plan.arch, options), types.values())
+    return _kernel(plan, *_translated(source, plan.arch, options), types.values())
 
 
 def _build_helper(helper: Helper) -> Kernel:
-    triton = _triton()
+    _triton()
     from triton.compiler import ASTSource
 
     entry = getattr(importlib.import_module(helper.module), helper.entry)
     types, constants = dict(helper.types), dict(helper.constants)
     source = ASTSource(entry, types | dict.fromkeys(constants, "constexpr"), dict(constants))
     options = {"num_warps": helper.warps, "enable_fp_fusion": True}
-    return _kernel(helper, _translated(triton, source, helper.arch, options), types.values())
+    return _kernel(helper, *_translated(source, helper.arch, options), types.values())
 
 
-def _kernel(source: Plan | Helper, out: Any, types: Iterable[str | tuple[str, ...]]) -> Kernel:
-    meta = out.metadata
+def _kernel(source: Plan | Helper, made: dict[str, Any], meta: dict[str, Any], types: Iterable[str | tuple[str, ...]]) -> Kernel:
     flat = [kind for each in types for kind in ((each,) if isinstance(each, str) else each) if not kind.startswith("tensordesc")]
     return Kernel(
-        source, meta.name, out.asm["cubin"], out.asm["ptx"], meta.shared, meta.num_warps * 32, meta.num_ctas,
-        descriptors=tuple((each["swizzle"], tuple(each["block_size"])) for each in meta.tensordesc_meta or ()),
+        source, meta["name"], made["cubin"], made["ptx"], meta["shared"], meta["num_warps"] * 32, meta["num_ctas"],
+        descriptors=tuple((each["swizzle"], tuple(each["block_size"])) for each in meta.get("tensordesc_meta") or ()),
         codes="".join(CODES["*" if kind.startswith("*") else kind] for kind in flat),
-        scratch_bytes=(meta.global_scratch_size, meta.profile_scratch_size),
+        scratch_bytes=(meta["global_scratch_size"], meta["profile_scratch_size"]),
     )  # fmt: skip
 
 
-def _translated(triton: Any, source: Any, arch: str, options: dict[str, Any]) -> Any:
-    """Triton's compiler, which keeps files of its own; in a temporary place where it cannot write them to its usual one."""
-    from triton.backends.compiler import GPUTarget
+def _translated(source: Any, arch: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What Triton's compiler makes, by stage, and its metadata.
 
+    Its stages one by one: ``triton.compile`` would first hash all of Triton, for a cache that ours makes needless (0.35 s in each process).
+    """
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    _let_go_at_exit()
     major, minor = get_arch(arch).capability or (0, 0)
     target = GPUTarget("cuda", major * 10 + minor, 32)
-    try:
-        return triton.compile(source, target=target, options=options)
-    except OSError:
-        with tempfile.TemporaryDirectory() as place, triton.knobs.cache.scope():
-            triton.knobs.cache.dir = place
-            return triton.compile(source, target=target, options=options)
+    translator = make_backend(target)
+    parsed = translator.parse_options({**options, **source.parse_options()})
+    stages: dict[str, Callable[[Any, dict[str, Any]], Any]] = {}
+    translator.add_stages(stages, parsed, source.language)
+    context = ir.context()
+    ir.load_dialects(context)
+    translator.load_dialects(context)
+    made = source.make_ir(target, parsed, translator.get_codegen_implementation(parsed), translator.get_module_map(), context)
+    found, metadata = {}, {"target": target, **vars(parsed)}
+    for name, stage in stages.items():
+        made = found[name] = stage(made, metadata)
+    return found, metadata
+
+
+@functools.cache
+def _let_go_at_exit() -> None:
+    atexit.register(_let_go)
+
+
+def _let_go() -> None:
+    """Ends the only path from what libtriton keeps for ever to an object of its Python bindings.
+
+    The bindings list, on stderr, which of their objects outlive the interpreter. Triton 3.9 holds classes of Gluon's layouts in C++ without
+    end, their module holds Gluon's semantics, and those hold the class of a builder, as a type annotation: forty lines after every process
+    that compiled. Leaks of anything else are still told.
+    """
+    semantics = sys.modules.get("triton.experimental.gluon.language._semantic")
+    if semantics is not None and hasattr(semantics, "GluonOpBuilder"):
+        for annotated in (semantics.GluonSemantic, semantics.GluonSemantic.__init__):
+            annotated.__annotations__.pop("builder", None)
+        del semantics.GluonOpBuilder
 
 
 def entry_registers(plan: Plan) -> int:
@@ -189,8 +221,9 @@ def _descriptor_type(tensor: str, tail: bool, plan: Plan) -> str:
         split = [[int(i == dim) for i in range(len(box))]]
         columns = columns // 2 if tensor == "v" else columns
     if plan.pack_gqa > 1 or plan.page_rows:  # swizzled as the whole tile, of which the box's last two dimensions are a part
-        bits = element.primitive_bitwidth
-        layout = gl.NVMMASharedLayout(min(columns * bits // 8, 128), bits, len(box), cga_layout=split)
+        row_bytes = columns * element.primitive_bitwidth // 8
+        swizzle = min(row_bytes, 128) if row_bytes >= _LEAST_SWIZZLE else 0
+        layout = gl.NVMMASharedLayout(swizzle, element.primitive_bitwidth, len(box), cga_layout=split)
     else:
         layout = gl.NVMMASharedLayout.get_default_for(box, element, cga_layout=split)
     return f"tensordesc<{dtype}{box},{layout!r}>"

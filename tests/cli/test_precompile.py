@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +141,14 @@ def test_helpers_of_packed_sequences_are_there_too(place: Path) -> None:
 def test_contains(place: Path) -> None:
     cache.fetch("key", lambda: b"a")
     assert cache.contains("key") and not cache.contains("other")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_says_nothing_when_it_ends(workers: int, place: Path, tmp_path: Path) -> None:
+    """In a process of its own, since libraries speak as the interpreter ends; two kernels, so that two workers compile."""
+    file = write(tmp_path, [CAUSAL, {**CAUSAL, "head_dim": 64}][:workers])
+    environment = {**os.environ, "TANDEM_CACHE_DIR": str(place), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    command = [sys.executable, "-m", "tandem_attn", "precompile", "--workers", str(workers), "--json", "--file", file]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert [one["cached"] for one in json.loads(done.stdout)] == [False] * workers
+    assert done.stderr.strip() == ""

@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,45 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tandem_attn
 from tandem_attn.api import backends, repeated
-from tandem_attn.spec.inputs import Inputs
-
-Q = (2, 7, 4, 8)
-NAMES = [field.name for field in dataclasses.fields(Inputs)]
-
-
-class Recorder:
-    """A backend that binds: its bound calls are counted, and compute what the reference computes."""
-
-    def __init__(self) -> None:
-        self.binds = self.calls = 0
-        self.declines = False
-
-    def bind(self, problem: Any, plan: Any, inputs: Inputs) -> backends.Bound:  # noqa: ARG002
-        self.binds += 1
-
-        def call(tensors: tuple[Any, ...]) -> Any:
-            if self.declines:
-                return None
-            self.calls += 1
-            given = Inputs(**dict(zip(NAMES, tensors, strict=True)))
-            return backends.BACKENDS["reference"].forward(problem, plan, given)
-
-        return call
-
-
-@pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    found = Recorder()
-    reference = dataclasses.replace(backends.BACKENDS["reference"], name="recorder", bind=found.bind)
-    monkeypatch.setitem(backends.BACKENDS, "recorder", reference)
-    monkeypatch.setattr(backends, "NAMES", (*backends.NAMES, "recorder"))
-    repeated.forget()
-    yield found
-    repeated.forget()
-
-
-def qkv(**options: Any) -> list[torch.Tensor]:
-    return [torch.randn(Q, **options) for _ in range(3)]
+from tests.support.recorder import Recorder, qkv
 
 
 def test_second_call_is_bound_and_equal(recorder: Recorder) -> None:
@@ -145,20 +106,6 @@ def test_wrong_calls_raise_every_time(recorder: Recorder) -> None:
             tandem_attn.attention(q.to_sparse(), k, v, backend="recorder")
     list_as_window = [tandem_attn.attention(q, k, v, window=[1, 0], backend="recorder") for _ in range(2)]  # type: ignore[arg-type]
     assert torch.equal(*list_as_window)
-
-
-def test_gradients_take_the_operator(recorder: Recorder) -> None:
-    q, k, v = qkv()
-    tandem_attn.attention(q, k, v, backend="recorder")
-    for name in range(3):
-        leaves = [x.clone().requires_grad_(i == name) for i, x in enumerate((q, k, v))]
-        assert tandem_attn.attention(*leaves, backend="recorder").requires_grad
-        with torch.no_grad():
-            assert not tandem_attn.attention(*leaves, backend="recorder").requires_grad
-    sink = torch.zeros(4, requires_grad=True)
-    for _ in range(2):
-        assert tandem_attn.attention(q, k, v, sink=sink, backend="recorder").requires_grad
-    assert recorder.calls == 3  # under no_grad
 
 
 class Seen(TorchDispatchMode):

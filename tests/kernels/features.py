@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,10 @@ from problems import problem
 from torch import Tensor
 
 from tandem_attn.spec.inputs import Inputs
+from tandem_attn.spec.mask_tree import lower
 from tandem_attn.spec.masks import TOP_LEFT, Causal, Document, Mask, Predicate, Window
+from tandem_attn.spec.plan import FORWARD, Plan
+from tandem_attn.spec.planner import plan as make_plan
 from tandem_attn.spec.problem import Problem
 
 
@@ -211,3 +214,10 @@ def make(name: str, device: str) -> Feature:
     torch.manual_seed(0)
     with torch.device(device):
         return {**FEATURES, **MANY_QUERIES}[name]()
+
+
+def for_a_pair(feature: Feature, plan: Plan) -> Plan:
+    """The plan of a CTA pair (Blackwell) that packs heads, splits keys and hands out tiles like ``plan``."""
+    problem = replace(feature.problem, mask=lower(feature.problem.mask)[0])
+    same = {"num_splits": plan.num_splits, "pack_gqa": plan.pack_gqa, "schedule": plan.schedule}
+    return make_plan(problem, plan.arch, direction=FORWARD, cta_group=2, **same).plan

@@ -213,6 +213,16 @@ def test_an_lse_that_nobody_gets_lies_in_the_space(device: Device, monkeypatch: 
         assert launched.descriptors[-1][0] == out.data_ptr()
 
 
+def test_an_lse_that_backward_reads_is_its_own(device: Device) -> None:
+    p = dataclasses.replace(PROBLEMS["causal"], return_lse=False, backward=True)
+    x = inputs(p)
+    call = backend.bind(p, backend.plan(p), x)
+    kept = [call(in_order(x)) for _ in range(2)]
+    assert [lse.shape for _, lse in kept] == [(p.batch, p.heads, p.seqlen_q)] * 2
+    assert [launched.pointer("lse") for launched in device.launches] == [lse.data_ptr() for _, lse in kept]
+    assert kept[0][1].data_ptr() != kept[1][1].data_ptr()
+
+
 def test_scratch_of_a_call_does_not_overlap(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bound, "_spaces", bound._Spaces())
     p = dataclasses.replace(PROBLEMS["varlen, causal"], return_lse=False)

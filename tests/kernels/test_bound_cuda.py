@@ -64,6 +64,27 @@ def test_dense(options: dict[str, Any]) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "sink": True}], ids=str)
+def test_gradients(options: dict[str, Any], return_lse: bool) -> None:
+    """A bound forward, and the backward that the operator has."""
+    sink = torch.nn.Parameter(torch.zeros(4, device="cuda")) if options.get("sink") else None
+    given = [x.requires_grad_() for x in tensors()]
+    leaves = given if sink is None else [*given, sink]
+
+    def attend() -> tuple[torch.Tensor, ...]:
+        found = tandem_attn.attention(*given, **{**options, "sink": sink}, return_lse=return_lse, deterministic=True, backend="tandem")
+        out, lse = found if return_lse else (found, None)
+        total = out.float().square().sum() + (0.0 if lse is None else lse.sum())
+        return (out.detach(), *torch.autograd.grad(total, leaves))
+
+    wanted = whole_way(attend)
+    for _ in range(3):
+        for got, want in zip(attend(), wanted, strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert bound_calls() == 1
+
+
 def test_packed() -> None:
     cu_q, cu_k = (torch.tensor([0, *x]).cumsum(0).int().cuda() for x in (Q_LENGTHS, K_LENGTHS))
     other = cu_k.clone()

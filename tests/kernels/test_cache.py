@@ -200,20 +200,22 @@ def _raise(error: Exception) -> bytes:
     raise error
 
 
-def test_triton_writes_elsewhere_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's own cache: a directory that cannot be written must not keep kernels from compiling."""
+def test_compiles_what_triton_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same as ``triton.compile``, whose own cache is left alone."""
     triton = pytest.importorskip("triton", reason="pip install tandem-attn[cuda]")
-    places: list[str] = []
+    place = tmp_path / "triton"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(place))
+    ours = kernels.build(SMALL)
+    assert not place.exists()
 
-    def compile_(source: str, **_: Any) -> str:
-        places.append(triton.knobs.cache.dir)
-        if len(places) == 1:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return source
+    def theirs(source: Any, arch: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        target = triton.backends.compiler.GPUTarget("cuda", {"H200": 90}[arch], 32)
+        out = triton.compile(source, target=target, options=options)
+        return out.asm, out.metadata._asdict()
 
-    monkeypatch.setattr(triton, "compile", compile_)
-    assert kernels._translated(triton, "source", "H200", {}) == "source"
-    assert places[0] != places[1] and triton.knobs.cache.dir == places[0] and not Path(places[1]).exists()
+    monkeypatch.setattr(kernels, "_translated", theirs)
+    assert kernels.build(SMALL) == ours
+    assert place.exists()
 
 
 def test_import_needs_no_triton() -> None:

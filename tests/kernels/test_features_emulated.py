@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from accuracy import assert_accurate
-from features import FEATURES, MANY_QUERIES, Feature, make
+from features import FEATURES, MANY_QUERIES, for_a_pair, make
 
 from tandem_attn.kernels import backend, emulated
-from tandem_attn.spec.mask_tree import lower
-from tandem_attn.spec.plan import FORWARD, Plan
-from tandem_attn.spec.planner import plan as make_plan
+from tandem_attn.spec.plan import FORWARD
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton: pip install tandem-attn[cuda]")
 pytest.importorskip("numpy", reason="the emulator needs NumPy: pip install tandem-attn[emulator]")
@@ -35,17 +31,10 @@ def check(name: str, chip: str, checks: str, *, pair: bool = False) -> None:
     assert backend.lacks(feature.problem, chip) is None
     plan = backend.plan(feature.problem, FORWARD, chip).with_(**feature.plan)
     if pair:
-        plan = _for_a_pair(feature, plan)
+        plan = for_a_pair(feature, plan)
     with emulated.settings(checks=checks):
         results = emulated.forward(feature.problem, plan, feature.inputs)
     assert_accurate(feature.problem, feature.inputs, *results)
-
-
-def _for_a_pair(feature: Feature, plan: Plan) -> Plan:
-    """The plan of a CTA pair that packs heads, splits keys and hands out tiles alike."""
-    problem = replace(feature.problem, mask=lower(feature.problem.mask)[0])
-    same = {"num_splits": plan.num_splits, "pack_gqa": plan.pack_gqa, "schedule": plan.schedule}
-    return make_plan(problem, plan.arch, direction=FORWARD, cta_group=2, **same).plan
 
 
 @pytest.mark.parametrize(("name", "chip"), [*((name, "H200") for name in QUICK), *((name, "B200") for name in QUICK_BLACKWELL)])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accuracy import assert_accurate
 from emulation import assert_right, planned, random_inputs, run
-from features import FEATURES, Feature, make
+from features import FEATURES, MANY_QUERIES, Feature, for_a_pair, make
 from float8 import CAUSAL, PAIRS, PROBLEMS, small
 
 from tandem_attn import attention_kvcache, attention_varlen
@@ -129,10 +129,12 @@ def _narrowed(feature: Feature, dtype: str) -> Feature:
     return Feature(p, replace(feature.inputs, **main, **descales), feature.plan)
 
 
-def _check_feature(name: str, dtype: str, checks: str) -> None:
+def _check_feature(name: str, dtype: str, checks: str, *, pair: bool = False) -> None:
     feature = _narrowed(make(name, "cpu"), dtype)
     assert backend.lacks(feature.problem, "B200") is None
     plan = backend.plan(feature.problem, FORWARD, "B200").with_(**feature.plan)
+    if pair:
+        plan = for_a_pair(feature, plan)
     with emulated.settings(checks=checks):
         results = emulated.forward(feature.problem, plan, feature.inputs)
     assert_accurate(feature.problem, feature.inputs, *results)
@@ -166,3 +168,10 @@ def test_public_functions() -> None:
 @pytest.mark.parametrize("name", FEATURES)
 def test_judge_accepts_features(name: str, dtype: str) -> None:
     _check_feature(name, dtype, "all")
+
+
+@pytest.mark.judge
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("name", [*(name for name in FEATURES if "heads packed" in name), *MANY_QUERIES])
+def test_judge_accepts_packed_heads_and_many_queries_in_pairs(name: str, dtype: str) -> None:
+    _check_feature(name, dtype, "all", pair=True)

@@ -7,10 +7,10 @@ import itertools
 
 import pytest
 import torch
+from accuracy import assert_accurate
 from problems import K_LENGTHS, PROBLEMS, Q_LENGTHS
 
 from tandem_attn.kernels import backend
-from tandem_attn.reference import dense
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.plan import Launch, Schedule, ScheduleKind
 from tandem_attn.spec.planner import plan as make_plan
@@ -49,24 +49,6 @@ def random_inputs(p: Problem, spread: float = 1.0) -> Inputs:
     if p.alibi:
         extra["alibi_slopes"] = torch.rand(p.heads, device="cuda") * 0.1
     return Inputs(q=q * spread, k=k, v=v, **extra)
-
-
-def assert_accurate(p: Problem, inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> None:
-    """Error against fp64 at most twice that of the same computation done plainly in the inputs' dtype, and LSE to 1e-3."""
-    on_host = Inputs(**{f.name: None if (x := getattr(inputs, f.name)) is None else x.cpu() for f in dataclasses.fields(inputs)})
-    host = dataclasses.replace(p, device="cpu")
-    truth, truth_lse = dense.attention(host, on_host)
-    plain, _ = dense.attention(host, on_host, getattr(torch, p.dtype))
-    error, allowed = (out.cpu().double() - truth).abs(), (plain.double() - truth).abs()
-    worst = torch.unravel_index(error.argmax(), error.shape) if error.numel() else ()
-    at = tuple(int(i) for i in worst)
-    message = f"worst at {at}: {out[at].item()} instead of {truth[at].item()}" if at else ""
-    assert not out.isnan().any(), "O has NaN"
-    assert error.norm() <= 2 * allowed.norm() + 1e-6, f"Frobenius error {error.norm():.3e}, plain {allowed.norm():.3e}; {message}"
-    assert error.max() <= 2 * allowed.max() + 1e-3, f"largest error {error.max():.3e}, plain {allowed.max():.3e}; {message}"
-    lse, finite = lse.cpu().double(), truth_lse.isfinite()
-    assert torch.equal(lse.isfinite(), finite), "LSE is -inf elsewhere"
-    assert (lse - truth_lse)[finite].abs().max() < 1e-3 if finite.any() else True
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -36,11 +36,11 @@ def _on_gpu(inputs: Inputs) -> Inputs:
 
 def _check(p: Problem, **overrides: object) -> None:
     plan = make_plan(p, backend.chip_here(), direction="forward", num_splits=1, pack_gqa=1, **overrides).plan
-    inputs = random_inputs(p)
-    out, lse = backend.forward(p, plan, _on_gpu(inputs))
-    assert_right(p, plan, inputs, out.cpu(), lse.cpu())
+    inputs = _on_gpu(random_inputs(p))
+    out, lse = backend.forward(p, plan, inputs)
+    assert_right(p, plan, inputs, out, lse)
     for _ in range(5):
-        again, again_lse = backend.forward(p, plan, _on_gpu(inputs))
+        again, again_lse = backend.forward(p, plan, inputs)
         assert torch.equal(out, again)
         assert torch.equal(lse, again_lse)
 
@@ -60,9 +60,9 @@ def test_8_bit_inputs(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("kind", [ScheduleKind.NAIVE, ScheduleKind.LPT])
 @pytest.mark.parametrize("launch", list(Launch))
 def test_schedules(launch: Launch, kind: ScheduleKind) -> None:
-    _check(problem(1500, heads=24, mask=Causal(), batch=4), schedule=Schedule(kind, launch, 6))
+    _check(problem(700, heads=32, mask=Causal(), batch=4), schedule=Schedule(kind, launch, 6))  # 2.6 tiles for each of 148 SMs
 
 
 @pytest.mark.parametrize("launch", [Launch.NONE, Launch.STATIC, Launch.CLC])
 def test_schedules_of_pairs(launch: Launch) -> None:
-    _check(problem(1500, heads=24, batch=4), cta_group=2, schedule=Schedule(ScheduleKind.NAIVE, launch))
+    _check(problem(700, heads=32, batch=4), cta_group=2, schedule=Schedule(ScheduleKind.NAIVE, launch))

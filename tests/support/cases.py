@@ -17,6 +17,8 @@ from tandem_attn.spec.inputs import Inputs
 from tests.support.masks import MASKS, Sees
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}  # of q, k and v; forward only
+DESCALES = ("", "bh", "b1", "1h", "11", "number")
 NAN = float("nan")
 INPUT_NAMES = tuple(f.name for f in dataclasses.fields(Inputs))
 
@@ -33,7 +35,8 @@ class Case:
     heads_kv: int = 2
     head_dim: int = 16
     head_dim_v: int = 0  # 0: head_dim
-    dtype: str = "fp32"
+    dtype: str = "fp32"  # of DTYPES or FLOAT8
+    descale: str = ""  # of DESCALES: letters of b and h (KV heads), or 1 where it broadcasts; or a tensor without dimensions
     mask: str = "full"  # of support.masks.MASKS
     scale: float | None = None
     softcap: float = 0.0
@@ -60,7 +63,17 @@ class Case:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+        return (DTYPES | FLOAT8)[self.dtype]
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """Of O; sinks, slopes and biases have it too."""
+        return torch.bfloat16 if self.dtype in FLOAT8 else self.torch_dtype
+
+    @property
+    def accumulator_dtype(self) -> torch.dtype:
+        """Of LSE."""
+        return torch.promote_types(self.out_dtype, torch.float32)
 
     @property
     def width_v(self) -> int:
@@ -68,7 +81,7 @@ class Case:
 
     @property
     def needs_backward(self) -> bool:
-        return self.backward and self.layout != "cache" and not self.page_size
+        return self.backward and self.layout != "cache" and not self.page_size and self.dtype not in FLOAT8
 
     def __str__(self) -> str:
         """What differs from a plain case."""
@@ -95,6 +108,7 @@ class Call:
         case, q, k = self.case, self.leaves["q"], self.leaves["k"]
         packed, cached = case.layout == "packed", case.layout == "cache" or bool(case.page_size)
         used = case.used_q is not None or case.used_k is not None or case.layout == "cache"
+        bias_dtype = str(case.out_dtype).removeprefix("torch.") if case.bias else ""
         return tandem_attn.Problem(
             batch=case.batch,
             seqlen_q=q.shape[0] if packed else case.seqlen_q,
@@ -102,7 +116,8 @@ class Call:
             heads=case.heads, heads_kv=case.heads_kv, head_dim=case.head_dim, head_dim_v=case.width_v,
             dtype=str(case.torch_dtype).removeprefix("torch."),
             mask=problem_mask(self.keywords), scale=case.scale, softcap=case.softcap,
-            sink=case.sink, alibi=case.alibi > 0, bias=bool(case.bias), varlen=packed, total_q=q.shape[0] if packed else 0,
+            sink=case.sink, alibi=case.alibi > 0, bias=bool(case.bias), bias_dtype=bias_dtype,
+            descale=bool(case.descale), varlen=packed, total_q=q.shape[0] if packed else 0,
             total_k=k.shape[0] if packed and not cached else 0, seqused=used, page_size=case.page_size, cache=cached,
             backward=case.needs_backward, deterministic=case.deterministic,
             return_lse=case.grad_lse or not case.needs_backward, device=self.device,
@@ -187,8 +202,8 @@ def _longest(case: Case) -> tuple[int, int]:
     return case.seqlen_q, case.seqlen_k
 
 
-def random(case: Case, g: torch.Generator, *shape: int) -> Tensor:
-    return (torch.randn(*shape, generator=g, dtype=torch.float64) * case.amplify).to(case.torch_dtype)
+def random(case: Case, g: torch.Generator, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    return (torch.randn(*shape, generator=g, dtype=torch.float64) * case.amplify).to(dtype or case.torch_dtype)
 
 
 # --- strides of (B, S, H, D) or (rows, H, D) tensors -------------------------------------------------------------------------------------
@@ -293,7 +308,7 @@ def _nan_outside(x: Tensor, rows: list[slice]) -> None:
     inside = torch.zeros(x.shape[0], dtype=torch.bool)
     for r in rows:
         inside[r] = True
-    x[~inside] = NAN
+    x[(~inside).nonzero()[:, 0]] = NAN  # 8-bit tensors take no mask as an index
 
 
 def _pages(case: Case, g: torch.Generator, lengths: Any, room: Any, first: Any = None) -> tuple[Tensor, Tensor, Tensor, list[Any]]:
@@ -366,15 +381,19 @@ def _take_new(case: Case, cache: Tensor, rows: list[Any]) -> Tensor:
 
 
 def _extras(case: Case, call: Call, g: torch.Generator) -> None:
+    if case.descale:  # each between 1/2 and 3/2
+        sizes = {"b": case.batch, "h": case.heads_kv, "1": 1}
+        shape = [] if case.descale == "number" else [sizes[letter] for letter in case.descale]
+        call.arguments |= {f"{name}_descale": torch.rand(shape, generator=g) + 0.5 for name in "qkv"}
     if case.sink:
-        call.leaves["sink"] = random(case, g, case.heads)
+        call.leaves["sink"] = random(case, g, case.heads, dtype=case.out_dtype)
     if case.alibi:
         shape = (case.heads,) if case.alibi == 1 else (case.batch, case.heads)
-        call.leaves["alibi_slopes"] = (torch.rand(*shape, generator=g) * 0.3).to(case.torch_dtype)
+        call.leaves["alibi_slopes"] = (torch.rand(*shape, generator=g) * 0.3).to(case.out_dtype)
     if case.bias:
         longest = _longest(case) if case.layout != "cache" else (case.seqlen_q, _capacity(call, case))
         sizes = dict(zip("bhqk", (case.batch, case.heads, *longest), strict=True))
-        call.leaves["bias"] = random(case, g, *(1 if letter == "1" else sizes[letter] for letter in case.bias))
+        call.leaves["bias"] = random(case, g, *(1 if letter == "1" else sizes[letter] for letter in case.bias), dtype=case.out_dtype)
 
 
 def _capacity(call: Call, case: Case) -> int:
@@ -393,9 +412,8 @@ def _gradients(case: Case, call: Call, g: torch.Generator) -> None:
     else:
         call.grad_out = _nan_outside_sequences(random(case, g, *shape), call)
     if case.grad_lse:
-        accumulator = torch.promote_types(case.torch_dtype, torch.float32)
         rows = _nan_outside_sequences(torch.randn(*shape[:-1], 1, generator=g, dtype=torch.float64), call)
-        call.grad_lse = rows[..., 0].transpose(-1, -2).to(accumulator)
+        call.grad_lse = rows[..., 0].transpose(-1, -2).to(case.accumulator_dtype)
 
 
 def _nan_outside_sequences(x: Tensor, call: Call) -> Tensor:

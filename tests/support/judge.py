@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tandem_attn.reference.compare import compare_all, rounded_where_needed
 from tests.support import truth
-from tests.support.cases import Call, Case, build
+from tests.support.cases import FLOAT8, Call, Case, build
 
 
 @contextlib.contextmanager
@@ -27,12 +27,18 @@ def nan_filled_memory() -> Iterator[None]:
 
 @functools.lru_cache(maxsize=64)
 def expected(case: Case) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """The float64 truth of a case, the plain computation in its dtype (LSE in float32), and the gradients' magnitudes."""
+    """The float64 truth of a case, the plain computation in its dtype (LSE in float32), and the gradients' magnitudes.
+
+    PyTorch computes nothing in 8 bits: for inputs of 8 bits the plain computation rounds weights to them and O to its dtype.
+    """
     call = build(case)
     sums = truth.magnitudes(call)
-    exact, wide = truth.results(call, torch.float64), truth.results(call, torch.promote_types(case.torch_dtype, torch.float32))
+    exact, wide = truth.results(call, torch.float64), truth.results(call, case.accumulator_dtype)
     if case.torch_dtype in (torch.float32, torch.float64):
         return exact, wide, sums
+    if case.dtype in FLOAT8:
+        rounded = truth.results(call, case.accumulator_dtype, weights=case.torch_dtype)
+        return exact, wide | {"out": rounded["out"].to(case.out_dtype)}, sums
     narrow = truth.results(call, case.torch_dtype)
     return exact, {name: wide[name] if name == "lse" else rounded_where_needed(x, wide[name]) for name, x in narrow.items()}, sums
 
@@ -52,8 +58,8 @@ def compare_call(
     call: Call, got: dict[str, Tensor], exact: dict[str, Tensor], plain: dict[str, Tensor], sums: dict[str, Tensor], roundings: float = 0.0
 ) -> None:
     case = call.case
-    assert got["out"].dtype == case.torch_dtype
-    assert got["lse"].dtype == torch.promote_types(case.torch_dtype, torch.float32)
+    assert got["out"].dtype == case.out_dtype
+    assert got["lse"].dtype == case.accumulator_dtype
     for name, x in call.leaves.items():
         if f"d{name}" in got:
             assert got[f"d{name}"].dtype == x.dtype, f"gradient of {name} has dtype {got[f'd{name}'].dtype}"

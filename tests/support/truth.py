@@ -1,6 +1,7 @@
 """Attention of one sequence and of a whole call, written a second time: nothing here comes from ``tandem_attn``.
 
-In float64 it is the truth, in a case's own dtype the plain computation whose error sets the bound.
+In float64 it is the truth, in a case's own dtype the plain computation whose error sets the bound. 8-bit inputs stand for themselves times
+their descales.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ if TYPE_CHECKING:
     from tests.support.cases import Call, Case
 
 
-def results(call: Call, dtype: torch.dtype) -> dict[str, Tensor]:
-    """``out``, ``lse`` and the gradients ``dq``, ``dk``, ... of a call, every operation in ``dtype``."""
+def results(call: Call, dtype: torch.dtype, weights: torch.dtype | None = None) -> dict[str, Tensor]:
+    """``out``, ``lse`` and the gradients ``dq``, ``dk``, ... of a call, every operation in ``dtype``.
+
+    ``weights``: an 8-bit dtype that each row's weights are rounded to for the product with V, times what makes the largest of them 2^8.
+    """
     leaves = {name: x.detach().to(dtype, copy=True).requires_grad_(call.case.needs_backward) for name, x in call.leaves.items()}
     keys, values = (leaves["k"], leaves["v"]) if call.cache_after is None else (x.to(dtype) for x in call.cache_after)
     q = leaves["q"]
     out = torch.zeros(*q.shape[:-1], values.shape[-1], dtype=dtype)
     lse = torch.full(q.shape[:-1], float("-inf"), dtype=dtype)
     for b, at_q, at_k in call.sequences:
-        out[at_q], lse[at_q] = _sequence(call, b, q[at_q], keys[at_k], values[at_k], leaves)[:2]
+        operands = _meant(call, b, q[at_q], keys[at_k], values[at_k])
+        out[at_q], lse[at_q] = _sequence(call, b, *operands, leaves, weights)[:2]
     lse = lse.transpose(-1, -2)
     found = {"out": out.detach(), "lse": lse.detach()}
     if call.case.needs_backward:
@@ -53,8 +58,9 @@ def magnitudes(call: Call) -> dict[str, Tensor]:
     total = torch.zeros((), dtype=torch.float64)
     largest = torch.zeros((), dtype=torch.float64)
     for b, at_q, at_k in call.sequences:
-        out, lse, p = _sequence(call, b, exact["q"][at_q], exact["k"][at_k], exact["v"][at_k], exact)
-        largest = max(largest, exact["v"][at_k].abs().amax()) if exact["v"][at_k].numel() else largest
+        q, k, v = _meant(call, b, exact["q"][at_q], exact["k"][at_k], exact["v"][at_k])
+        out, lse, p = _sequence(call, b, q, k, v, exact)
+        largest = max(largest, v.abs().amax()) if v.numel() else largest
         total = total + _summands(call, b, (at_q, at_k), leaves, (out, lse, p))
     found = {"out": largest.expand(*call.leaves["q"].shape[:-1], call.case.width_v)}
     if not total.requires_grad:
@@ -66,7 +72,7 @@ def magnitudes(call: Call) -> dict[str, Tensor]:
 def _summands(call: Call, b: int, at: tuple[Any, Any], leaves: dict[str, Tensor], found: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """A number whose gradients are the sums of absolute values of one sequence."""
     case, (out, lse, p) = call.case, found
-    q, k, v = leaves["q"][at[0]], leaves["k"][at[1]], leaves["v"][at[1]]
+    q, k, v = _meant(call, b, leaves["q"][at[0]], leaves["k"][at[1]], leaves["v"][at[1]])
     of_head = torch.arange(case.heads) // (case.heads // case.heads_kv)
     k, v = k[:, of_head], v[:, of_head]
     d_out = torch.zeros_like(out) if call.grad_out is None else call.grad_out[at[0]].double().abs()
@@ -100,7 +106,21 @@ def _alibi(case: Case, b: int, leaves: dict[str, Tensor], s_like: Tensor) -> Ten
     return slopes[:, None, None] * (i + seqlen_k - seqlen_q - j).abs().to(s_like.dtype)
 
 
-def _sequence(call: Call, b: int, q: Tensor, k: Tensor, v: Tensor, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _meant(call: Call, b: int, *operands: Tensor) -> list[Tensor]:
+    """q, k and v (S, heads, D) of sequence b, each head times the descale of its KV head."""
+    return [_times(call, b, x, call.arguments.get(f"{name}_descale")) for name, x in zip("qkv", operands, strict=True)]
+
+
+def _times(call: Call, b: int, x: Tensor, descale: Tensor | None) -> Tensor:
+    if descale is None:
+        return x
+    of_kv_heads = descale.expand(call.case.batch, call.case.heads_kv)[b].to(x.dtype)
+    return x * of_kv_heads.repeat_interleave(x.shape[1] // call.case.heads_kv)[:, None]
+
+
+def _sequence(
+    call: Call, b: int, q: Tensor, k: Tensor, v: Tensor, leaves: dict[str, Tensor], weights: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """q (Sq, H, D), k (Sk, Hkv, D), v (Sk, Hkv, Dv) -> O (Sq, H, Dv), LSE (Sq, H), P (H, Sq, Sk or with a sink Sk + 1)."""
     case, heads, (seqlen_q, seqlen_k) = call.case, q.shape[1], (q.shape[0], k.shape[0])
     of_head = torch.arange(heads) // (heads // k.shape[1])
@@ -118,7 +138,11 @@ def _sequence(call: Call, b: int, q: Tensor, k: Tensor, v: Tensor, leaves: dict[
     safe = logits.masked_fill(~alive, 0.0)
     p = torch.softmax(safe, -1).masked_fill(~alive, 0.0)
     lse = _logsumexp(safe).masked_fill(~alive[..., 0], float("-inf"))
-    return (p[..., :seqlen_k] @ v.transpose(0, 1)).transpose(0, 1), lse.transpose(0, 1), p
+    of_keys = p[..., :seqlen_k]
+    if weights is not None and seqlen_k:
+        unit = of_keys.amax(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny) / 2.0**8
+        of_keys = (of_keys / unit).to(weights).to(p.dtype) * unit
+    return (of_keys @ v.transpose(0, 1)).transpose(0, 1), lse.transpose(0, 1), p
 
 
 def _logsumexp(x: Tensor) -> Any:
