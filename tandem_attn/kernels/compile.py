@@ -273,8 +273,6 @@ def _sources() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-
-
 def _encode(kernel: Kernel) -> bytes:
     """A line of JSON with everything short and the sizes of what follows, then cubin and PTX."""
     ptx = kernel.ptx.encode()
