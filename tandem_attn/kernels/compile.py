@@ -29,6 +29,7 @@ TRITON = "3.9"  # Gluon's API changes between minor releases
 ENTRIES = {9: "tandem_attn.kernels.sm90.forward", 10: "tandem_attn.kernels.sm100.forward"}
 _LEAST_SWIZZLE = 32  # bytes a row; narrower tiles are not swizzled (PTX ISA, tensor swizzling modes)
 _ELEMENTS = {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5", "float16": "fp16", "bfloat16": "bf16"}  # in Triton's notation
+_BINARY = ("cubin", "ptx")  # parts of a kernel that are stored behind its text, in this order
 CODES = {"*": "Q", "i32": "i", "i64": "q", "fp32": "f"}  # of ``struct``, by Triton's notation; every pointer has the first
 
 
@@ -148,7 +149,7 @@ def _kernel(source: Plan | Helper, made: dict[str, Any], meta: dict[str, Any], t
 
 
 def _translated(source: Any, arch: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What Triton's compiler makes, by stage, and its metadata.
+    """Triton's cubin and PTX, by these names, and its metadata.
 
     Its stages one by one: ``triton.compile`` would first hash all of Triton, for a cache that ours makes needless (0.35 s in each process).
     """
@@ -169,7 +170,9 @@ def _translated(source: Any, arch: str, options: dict[str, Any]) -> tuple[dict[s
     made = source.make_ir(target, parsed, translator.get_codegen_implementation(parsed), translator.get_module_map(), context)
     found, metadata = {}, {"target": target, **vars(parsed)}
     for name, stage in stages.items():
-        made = found[name] = stage(made, metadata)
+        made = stage(made, metadata)
+        if name in _BINARY:  # what other stages make must not outlive the context
+            found[name] = made
     return found, metadata
 
 
@@ -268,9 +271,6 @@ def _sources() -> str:
     spec = (root.parent / "spec" / f"{name}.py" for name in ("exp2", "mask_tree", "plan"))
     files = [Path(__file__), root / "extras.py", *sorted(root.glob("*/*.py")), *spec]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-
-
-_BINARY = ("cubin", "ptx")  # behind the text, in this order
 
 
 def _encode(kernel: Kernel) -> bytes:
