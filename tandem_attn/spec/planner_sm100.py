@@ -31,6 +31,7 @@ from tandem_attn.spec.problem import DTYPES, Problem
 from tandem_attn.spec.resources import MMA_BYTES, Packer, Region, Role, chunks
 
 _F32 = 4
+_SOFTMAX_ROLES = 2  # one an S tile: of two query tiles, or of one whose key blocks they take in turns
 _DISPATCH_BYTES = 1024  # what Gluon keeps in shared memory to start its roles with; with the barriers 0.6 to 0.9 KB in the kernels compiled
 _NARROW = 64  # keys of a block whose scores meet a bias or a table element each: a row of them must fit a thread beside its scores
 _PAIR_HEAD_DIM = 128  # of 16 bits; from here on a CTA pair pays: below, K and V tiles are small and the exponential decides alone
@@ -46,7 +47,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     own_o = not point["o_over_q"]
     if not own_o and (o_bytes > q_bytes or problem.out_dtype != problem.dtype):
         return None
-    stats = q_stages * tile_m * _F32  # how to scale O, from softmax to correction
+    stats = _SOFTMAX_ROLES * tile_m * _F32  # how to scale O, from softmax to correction
     fixed = q_stages * (q_bytes + (o_bytes if own_o else 0)) + stats + BARRIER_BYTES + _DISPATCH_BYTES
     stages = point["kv_stages"] or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
     if stages < 2:
@@ -60,7 +61,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     fields = point | {"page_rows": page_rows(problem, tile_n, pair)}
     technique = {"exp2": _exp2(problem, arch), "rescale_rows": 32, "p_parts": p_parts(tile_n, e)}
     tmem = _forward_tmem(q_stages, tile_n, dv, e)
-    return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(q_stages), "smem": smem.regions, "tmem": tmem})
+    return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(), "smem": smem.regions, "tmem": tmem})
 
 
 def _pair_objection(problem: Problem, rows: int, tile_n: int) -> str:
@@ -89,14 +90,14 @@ def _forward_tmem(q_stages: int, tile_n: int, dv: int, element_bytes: int) -> tu
     return tmem.regions
 
 
-def _roles(q_stages: int) -> tuple[Role, ...]:
+def _roles() -> tuple[Role, ...]:
     """The launch table. Gluon's first role gets the registers that the others leave.
 
-    With these budgets no loop over key blocks spills (two query tiles; compiled for sm_100a). With 192 for softmax and 24 for the small
-    roles, which suits one chunk of head_dim, the mma loop of two chunks does; with 80 for correction its loop does.
+    With these budgets no loop over key blocks spills (compiled for sm_100a). With 192 for softmax and 24 for the small roles, which suits
+    one chunk of head_dim, the mma loop of two chunks does; with 80 for correction its loop does.
     """
-    correction, softmax, small = (96, 184, 48) if q_stages == 2 else (168, 232, 112)
-    tiles = [Role(f"softmax{i}", 4, softmax) for i in range(q_stages)]
+    correction, softmax, small = 96, 184, 48
+    tiles = [Role(f"softmax{i}", 4, softmax) for i in range(_SOFTMAX_ROLES)]
     return (Role("correction", 4, correction), *tiles, Role("mma", 1, small), Role("load", 1, small))
 
 
