@@ -34,7 +34,7 @@ def correction(plan: gl.constexpr, args, pipe):
     two: gl.constexpr = not by_turns(plan)
     a = pipe.s_tiles[0]
     b = pipe.s_tiles[1]
-    lane_row = ptx.pinned(gl.arange(0, memory.rows(plan), gl.SliceLayout(1, row_layout(plan, STORE_COLUMNS))))
+    lane_row = ptx.own(gl.arange(0, memory.rows(plan), gl.SliceLayout(1, row_layout(plan, STORE_COLUMNS))))
     unknown = (lane_row * 0).to(gl.float32)  # row maxima that the first block replaces without using them
     o_a = Output(pipe.o_ready[0], unknown)
     o_b = Output(pipe.o_ready[plan.q_stages - 1], unknown)

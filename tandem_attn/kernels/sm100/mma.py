@@ -136,38 +136,42 @@ def _values_visited(plan: gl.constexpr, args, tmem, index: gl.constexpr, tile, o
 @gluon.jit
 def _turns(plan: gl.constexpr, args, tmem, a, b, o_ready, q, kv, blocks):
     """All blocks of one query tile, two at a time: the softmax of one block works while S of the next is computed."""
+    k = kv.k
     q.wait()
-    a, kv = _next_scores(plan, tmem, 0, a, q, kv)
+    k.wait()
+    a = _scores(plan, tmem, 0, a, q, k, (a.s_ready.barrier(), k.empty()))
+    kv = kv.after_k(k.next())
     use_acc = False
     for _ in range((blocks - 1) // 2):
-        b, kv = _next_scores(plan, tmem, 1, b, q, kv)
-        a, kv = _next_values(plan, args, tmem, 0, a, o_ready, kv, use_acc)
-        a, kv = _next_scores(plan, tmem, 0, a, q, kv)
-        b, kv = _next_values(plan, args, tmem, 1, b, o_ready, kv, True)
+        b, a, kv = _turn(plan, args, tmem, 1, b, a, o_ready, q, kv, use_acc)
+        a, b, kv = _turn(plan, args, tmem, 0, a, b, o_ready, q, kv, True)
         use_acc = True
-    even = blocks % 2 == 0
-    if even:
-        b, kv = _next_scores(plan, tmem, 1, b, q, kv)
-    if not plan.o_over_q:
-        tcgen05_commit(q.empty(), descs=_in_pair(plan, q))
-    a, kv = _next_values(plan, args, tmem, 0, a, o_ready, kv, use_acc)
-    if even:
-        b, kv = _next_values(plan, args, tmem, 1, b, o_ready, kv, True)
+    if blocks % 2 == 0:
+        b, a, kv = _turn(plan, args, tmem, 1, b, a, o_ready, q, kv, use_acc)
+        b, kv = _last_values(plan, args, tmem, 1, b, o_ready, q, kv, True)
+    else:
+        a, kv = _last_values(plan, args, tmem, 0, a, o_ready, q, kv, use_acc)
     return a, b, kv
 
 
 @gluon.jit
-def _next_scores(plan: gl.constexpr, tmem, index: gl.constexpr, tile, q, kv):
-    """S of the next keys, which it frees."""
+def _turn(plan: gl.constexpr, args, tmem, index: gl.constexpr, tile, other, o_ready, q, kv, use_acc):
+    """S of the next block into S tile ``index``, and O of the block before, whose P is in the other."""
+    v = kv.v
+    kv = kv.after_v(v.next())
     k = kv.k
     k.wait()
     tile = _scores(plan, tmem, index, tile, q, k, (tile.s_ready.barrier(), k.empty()))
-    return tile, kv.after_k(k.next())
+    v.wait()
+    other = _values(plan, args, tmem, 1 - index, other, v, use_acc, (o_ready, v.empty()))
+    return tile, other, kv.after_k(k.next())
 
 
 @gluon.jit
-def _next_values(plan: gl.constexpr, args, tmem, index: gl.constexpr, tile, o_ready, kv, use_acc):
-    """O with the next values, which it frees."""
+def _last_values(plan: gl.constexpr, args, tmem, index: gl.constexpr, tile, o_ready, q, kv, use_acc):
+    """O of the last block, when Q has been read."""
+    if not plan.o_over_q:
+        tcgen05_commit(q.empty(), descs=_in_pair(plan, q))
     v = kv.v
     v.wait()
     tile = _values(plan, args, tmem, index, tile, v, use_acc, (o_ready, v.empty()))
