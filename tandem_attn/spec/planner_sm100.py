@@ -61,7 +61,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     fields = point | {"page_rows": page_rows(problem, tile_n, pair)}
     technique = {"exp2": _exp2(problem, arch), "rescale_rows": 32, "p_parts": p_parts(tile_n, e)}
     tmem = _forward_tmem(q_stages, tile_n, dv, e)
-    return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(), "smem": smem.regions, "tmem": tmem})
+    return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(q_stages), "smem": smem.regions, "tmem": tmem})
 
 
 def _pair_objection(problem: Problem, rows: int, tile_n: int) -> str:
@@ -90,13 +90,14 @@ def _forward_tmem(q_stages: int, tile_n: int, dv: int, element_bytes: int) -> tu
     return tmem.regions
 
 
-def _roles() -> tuple[Role, ...]:
+def _roles(q_stages: int) -> tuple[Role, ...]:
     """The launch table. Gluon's first role gets the registers that the others leave.
 
-    With these budgets no loop over key blocks spills (compiled for sm_100a). With 192 for softmax and 24 for the small roles, which suits
-    one chunk of head_dim, the mma loop of two chunks does; with 80 for correction its loop does.
+    With these budgets no loop over key blocks spills (compiled for sm_100a). With two query tiles and 192 for softmax, 24 for the small
+    roles, which suits one chunk of head_dim, the mma loop of two chunks does; with 80 for correction its loop does. With one, the softmax
+    loop reloads a row's number with 184, and correction's with 72.
     """
-    correction, softmax, small = 96, 184, 48
+    correction, softmax, small = (96, 184, 48) if q_stages == 2 else (88, 192, 40)
     tiles = [Role(f"softmax{i}", 4, softmax) for i in range(_SOFTMAX_ROLES)]
     return (Role("correction", 4, correction), *tiles, Role("mma", 1, small), Role("load", 1, small))
 

@@ -167,13 +167,6 @@ def pinned(x):
 
 
 @gluon.jit
-def own(x):
-    """x (int32) as a number of this role alone (PTX ISA: shfl.sync): ptxas otherwise sees that other roles compute it too, does so once
-    before the dispatch of roles, and keeps it on the stack of all."""
-    return gl.inline_asm("shfl.sync.bfly.b32 $0, $1, 0, 31, 0xffffffff;", "=r,r", [x], x.type)
-
-
-@gluon.jit
 def in_order(x, never, number: gl.constexpr):
     """x (float32); what uses it stays behind this point and stores stay before it, as ptxas sees a loop here.
 

@@ -32,12 +32,12 @@ class Output:
 def correction(plan: gl.constexpr, args, pipe):
     """Rescales and stores the O of all query tiles."""
     two: gl.constexpr = not by_turns(plan)
-    a = pipe.s_tiles[0]
-    b = pipe.s_tiles[1]
-    lane_row = ptx.own(gl.arange(0, memory.rows(plan), gl.SliceLayout(1, row_layout(plan, STORE_COLUMNS))))
+    lane_row = ptx.pinned(gl.arange(0, memory.rows(plan), gl.SliceLayout(1, row_layout(plan, STORE_COLUMNS))))
     unknown = (lane_row * 0).to(gl.float32)  # row maxima that the first block replaces without using them
-    o_a = Output(pipe.o_ready[0], unknown)
-    o_b = Output(pipe.o_ready[plan.q_stages - 1], unknown)
+    a = pipe.s_tiles[0]
+    a_output = Output(pipe.o_ready[0], unknown)
+    b = pipe.s_tiles[1]
+    b_output = Output(pipe.o_ready[plan.q_stages - 1], unknown)
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
@@ -47,17 +47,17 @@ def correction(plan: gl.constexpr, args, pipe):
         n_block = every.stop + (stride(plan) - 1)
         for _ in range(every.start, every.stop, stride(plan)):
             n_block -= stride(plan)
-            a, o_a = _rescale_visited(plan, pipe.tmem, 0, a, o_a, lane_row, visit_a, n_block)
+            a, a_output = _rescale_visited(plan, pipe.tmem, 0, a, a_output, lane_row, visit_a, n_block)
             if two:
-                b, o_b = _rescale_visited(plan, pipe.tmem, 1, b, o_b, lane_row, visit_b, n_block)
+                b, b_output = _rescale_visited(plan, pipe.tmem, 1, b, b_output, lane_row, visit_b, n_block)
             else:
-                b, o_a = _rescale_visited(plan, pipe.tmem, 1, b, o_a, lane_row, visit_a, n_block - 1)
+                b, a_output = _rescale_visited(plan, pipe.tmem, 1, b, a_output, lane_row, visit_a, n_block - 1)
         if two:
-            a, o_a = _finish(plan, args, pipe, 0, a, o_a, work, lane_row)
-            b, o_b = _finish(plan, args, pipe, 1, b, o_b, work, lane_row)
+            a, a_output = _finish(plan, args, pipe, 0, a, a_output, work, lane_row)
+            b, b_output = _finish(plan, args, pipe, 1, b, b_output, work, lane_row)
         else:
             b, _ = b.receive(lane_row)  # its sums, which are for the other softmax role
-            a, o_a = _finish(plan, args, pipe, 0, a, o_a, work, lane_row)
+            a, a_output = _finish(plan, args, pipe, 0, a, a_output, work, lane_row)
         at, tiles_in = receive_tile(tiles_in)
     tma.store_wait(0)
 

@@ -136,46 +136,50 @@ def _values_visited(plan: gl.constexpr, args, tmem, index: gl.constexpr, tile, o
 @gluon.jit
 def _turns(plan: gl.constexpr, args, tmem, a, b, o_ready, q, kv, blocks):
     """All blocks of one query tile, two at a time: the softmax of one block works while S of the next is computed."""
-    k = kv.k
     q.wait()
-    k.wait()
-    a = _scores(plan, tmem, 0, a, q, k, (a.s_ready.barrier(), k.empty()))
-    kv = kv.after_k(k.next())
+    a, kv = _next_scores(plan, tmem, 0, a, q, kv)
     use_acc = False
     for _ in range((blocks - 1) // 2):
-        b, a, kv = _turn(plan, args, tmem, 1, b, a, o_ready, q, kv, use_acc)
-        a, b, kv = _turn(plan, args, tmem, 0, a, b, o_ready, q, kv, True)
+        v, kv = _next_v(kv)
+        b, kv = _next_scores(plan, tmem, 1, b, q, kv)
+        a = _values_of(plan, args, tmem, 0, a, o_ready, v, use_acc)
+        v, kv = _next_v(kv)
+        a, kv = _next_scores(plan, tmem, 0, a, q, kv)
+        b = _values_of(plan, args, tmem, 1, b, o_ready, v, True)
         use_acc = True
-    if blocks % 2 == 0:
-        b, a, kv = _turn(plan, args, tmem, 1, b, a, o_ready, q, kv, use_acc)
-        b, kv = _last_values(plan, args, tmem, 1, b, o_ready, q, kv, True)
-    else:
-        a, kv = _last_values(plan, args, tmem, 0, a, o_ready, q, kv, use_acc)
+    even = blocks % 2 == 0
+    v, kv = _next_v(kv)
+    if even:
+        b, kv = _next_scores(plan, tmem, 1, b, q, kv)
+    if not plan.o_over_q:
+        tcgen05_commit(q.empty(), descs=_in_pair(plan, q))
+    a = _values_of(plan, args, tmem, 0, a, o_ready, v, use_acc)
+    if even:
+        v, kv = _next_v(kv)
+        b = _values_of(plan, args, tmem, 1, b, o_ready, v, True)
     return a, b, kv
 
 
 @gluon.jit
-def _turn(plan: gl.constexpr, args, tmem, index: gl.constexpr, tile, other, o_ready, q, kv, use_acc):
-    """S of the next block into S tile ``index``, and O of the block before, whose P is in the other."""
-    v = kv.v
-    kv = kv.after_v(v.next())
+def _next_scores(plan: gl.constexpr, tmem, index: gl.constexpr, tile, q, kv):
+    """S of the next keys, which are free behind it."""
     k = kv.k
     k.wait()
     tile = _scores(plan, tmem, index, tile, q, k, (tile.s_ready.barrier(), k.empty()))
-    v.wait()
-    other = _values(plan, args, tmem, 1 - index, other, v, use_acc, (o_ready, v.empty()))
-    return tile, other, kv.after_k(k.next())
+    return tile, kv.after_k(k.next())
 
 
 @gluon.jit
-def _last_values(plan: gl.constexpr, args, tmem, index: gl.constexpr, tile, o_ready, q, kv, use_acc):
-    """O of the last block, when Q has been read."""
-    if not plan.o_over_q:
-        tcgen05_commit(q.empty(), descs=_in_pair(plan, q))
-    v = kv.v
+def _next_v(kv):
+    """The next values, which are loaded before the keys of the block behind them and used after those."""
+    return kv.v, kv.after_v(kv.v.next())
+
+
+@gluon.jit
+def _values_of(plan: gl.constexpr, args, tmem, index: gl.constexpr, tile, o_ready, v, use_acc):
+    """O += P V of a block whose values are free behind it, and whose end correction waits for."""
     v.wait()
-    tile = _values(plan, args, tmem, index, tile, v, use_acc, (o_ready, v.empty()))
-    return tile, kv.after_v(v.next())
+    return _values(plan, args, tmem, index, tile, v, use_acc, (o_ready, v.empty()))
 
 
 @gluon.jit

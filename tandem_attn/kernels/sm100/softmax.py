@@ -67,7 +67,7 @@ def softmax(plan: gl.constexpr, args, pipe, index: gl.constexpr):
     tile = pipe.s_tiles[index].for_softmax()
     other = pipe.s_tiles[1 - index]
     rows: gl.constexpr = row_type(plan, gl.int32)
-    lane_row = ptx.own(gl.arange(0, memory.rows(plan), rows.layout))
+    lane_row = ptx.pinned(gl.arange(0, memory.rows(plan), rows.layout))
     s_address = ptx.tmem_lanes(memory.scores(plan, pipe.tmem, index), lane_row)
     p_address = ptx.tmem_lanes(memory.weights(plan, pipe.tmem, index, args.v.dtype), lane_row)
     at, tiles_in = receive_tile(pipe.tiles.receiver())
