@@ -69,11 +69,19 @@ def _forward(name: str, ctas: int) -> Kernel:
     return Kernel(name, make, _STRICT, slow=True, others=others, argued=_FORWARD_ARGUED)
 
 
+def _turns() -> Kernel:
+    """One query tile, its key blocks in turns: an even number of them; even and odd with maxima that grow; and one, so that a role has none."""
+    make = partial(forward_sm100, cta_group=1, q_stages=1, seqlen_q=100, seqlen_k=400)
+    others = (partial(make, seqlen_q=200, seqlen_k=300, heads=3, spread=6.0), partial(make, seqlen_k=100, heads=4))
+    return Kernel("forward_sm100 turns", make, _STRICT, slow=True, others=others, argued=_FORWARD_ARGUED)
+
+
 _ALL = (
     Kernel("gemm_sm90", partial(gemm_sm90, 256, 256, 256, ctas=1)),
     *(Kernel(f"gemm_sm100 {name}", partial(gemm_sm100, *_SIZES[name], name, programs=1)) for name in CLUSTERS),
     _forward("forward_sm100", 1),
     _forward("forward_sm100 pair", 2),
+    _turns(),
     Kernel("matmul", partial(plain_triton.matmul, 64, 64, 72)),
     Kernel("softmax", plain_triton.softmax),
     Kernel("layer_norm", plain_triton.layer_norm),
