@@ -3,7 +3,6 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
-
 from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import packing, ptx, splits

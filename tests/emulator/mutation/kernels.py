@@ -70,7 +70,7 @@ def _forward(name: str, ctas: int) -> Kernel:
 
 
 def _turns() -> Kernel:
-    """One query tile, its key blocks in turns: an even number of them; even and odd with maxima that grow; and one, so that a role has none."""
+    """One query tile, its key blocks in turns: an even number; even and odd ones with maxima that grow; one, so that a role has none."""
     make = partial(forward_sm100, cta_group=1, q_stages=1, seqlen_q=100, seqlen_k=400)
     others = (partial(make, seqlen_q=200, seqlen_k=300, heads=3, spread=6.0), partial(make, seqlen_k=100, heads=4))
     return Kernel("forward_sm100 turns", make, _STRICT, slow=True, others=others, argued=_FORWARD_ARGUED)
