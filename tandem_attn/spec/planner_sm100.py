@@ -40,6 +40,8 @@ _DQ_COLUMNS, _DQ_STAGES = 32, 2  # dQ leaves tensor memory in slices of 32 colum
 
 def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:
     tile_m, tile_n, q_stages, pair = point["tile_m"], point["tile_n"], point["q_stages"], point["cta_group"]
+    if q_stages > _SOFTMAX_ROLES:
+        raise ValueError(f"q_stages must be at most {_SOFTMAX_ROLES} (a softmax role each), got {q_stages}")
     e = problem.element_bytes
     d, dv = (sum(chunks(n, MMA_BYTES // e)) for n in (problem.head_dim, problem.head_dim_v))
     q_bytes, o_bytes = tile_m * d * e, tile_m * dv * DTYPES[problem.out_dtype]
