@@ -73,8 +73,8 @@ _TURNS_ARGUED = (
     Argued(
         "barrier deleted",
         ("stats_free.arrive()", "correction.py: b, _ = b.receive("),
-        "softmax 1 writes there again behind the first maxima of the next tile, which softmax 0 sends when correction has released the factor, "
-        "with a barrier of its warp",
+        "softmax 1 writes there again behind the first maxima of the next tile, which softmax 0 sends when correction has released the "
+        "factor, with a barrier of its warp",
     ),
     Argued(
         "barrier deleted",
