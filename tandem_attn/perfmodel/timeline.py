@@ -26,6 +26,8 @@ SIGNALS = {
     ("mma", "softmax"): "s_ready",
     ("softmax", "correction"): "stats_ready",
     ("correction", "softmax"): "stats_free",
+    ("softmax", "correction softmax"): "stats_ready",  # by turns: the other softmax role takes them too
+    ("correction softmax", "softmax"): "stats_free",
     ("correction softmax", "mma"): "p_ready, O rescaled",
     ("softmax", "mma"): "p_ready, rest",
     ("mma", "correction"): "o_ready",

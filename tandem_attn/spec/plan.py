@@ -58,8 +58,9 @@ class Plan:
     """How one attention kernel works.
 
     A query tile is ``tile_m`` rows and belongs to one softmax role; a CTA holds ``q_stages`` of them in ping-pong, so it covers
-    ``rows_per_cta = tile_m * q_stages`` rows. With ``cta_group=2`` all sizes are still those of one CTA. In the backward a CTA holds one
-    key tile of ``tile_n`` keys and streams query tiles of ``tile_m`` rows through ``q_stages`` (Q) and ``do_stages`` (dO) buffers.
+    ``rows_per_cta = tile_m * q_stages`` rows. On Blackwell the key blocks of a single one go to two softmax roles in turns. With
+    ``cta_group=2`` all sizes are still those of one CTA. In the backward a CTA holds one key tile of ``tile_n`` keys and streams query
+    tiles of ``tile_m`` rows through ``q_stages`` (Q) and ``do_stages`` (dO) buffers.
 
     Raises:
         ValueError: from the constructor, naming the field, its value and what is required.

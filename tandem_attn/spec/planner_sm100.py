@@ -31,6 +31,7 @@ from tandem_attn.spec.problem import DTYPES, Problem
 from tandem_attn.spec.resources import MMA_BYTES, Packer, Region, Role, chunks
 
 _F32 = 4
+_SOFTMAX_ROLES = 2  # one an S tile: of two query tiles, or of one whose key blocks they take in turns
 _DISPATCH_BYTES = 1024  # what Gluon keeps in shared memory to start its roles with; with the barriers 0.6 to 0.9 KB in the kernels compiled
 _NARROW = 64  # keys of a block whose scores meet a bias or a table element each: a row of them must fit a thread beside its scores
 _PAIR_HEAD_DIM = 128  # of 16 bits; from here on a CTA pair pays: below, K and V tiles are small and the exponential decides alone
@@ -39,6 +40,8 @@ _DQ_COLUMNS, _DQ_STAGES = 32, 2  # dQ leaves tensor memory in slices of 32 colum
 
 def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str, Any]) -> Plan | None:
     tile_m, tile_n, q_stages, pair = point["tile_m"], point["tile_n"], point["q_stages"], point["cta_group"]
+    if q_stages > _SOFTMAX_ROLES:
+        raise ValueError(f"q_stages must be at most {_SOFTMAX_ROLES} (a softmax role each), got {q_stages}")
     e = problem.element_bytes
     d, dv = (sum(chunks(n, MMA_BYTES // e)) for n in (problem.head_dim, problem.head_dim_v))
     q_bytes, o_bytes = tile_m * d * e, tile_m * dv * DTYPES[problem.out_dtype]
@@ -46,7 +49,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     own_o = not point["o_over_q"]
     if not own_o and (o_bytes > q_bytes or problem.out_dtype != problem.dtype):
         return None
-    stats = q_stages * tile_m * _F32  # how to scale O, from softmax to correction
+    stats = _SOFTMAX_ROLES * tile_m * _F32  # how to scale O, from softmax to correction
     fixed = q_stages * (q_bytes + (o_bytes if own_o else 0)) + stats + BARRIER_BYTES + _DISPATCH_BYTES
     stages = point["kv_stages"] or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
     if stages < 2:
@@ -92,11 +95,12 @@ def _forward_tmem(q_stages: int, tile_n: int, dv: int, element_bytes: int) -> tu
 def _roles(q_stages: int) -> tuple[Role, ...]:
     """The launch table. Gluon's first role gets the registers that the others leave.
 
-    With these budgets no loop over key blocks spills (two query tiles; compiled for sm_100a). With 192 for softmax and 24 for the small
-    roles, which suits one chunk of head_dim, the mma loop of two chunks does; with 80 for correction its loop does.
+    With these budgets no loop over key blocks spills (compiled for sm_100a). With two query tiles and 192 for softmax, 24 for the small
+    roles, which suits one chunk of head_dim, the mma loop of two chunks does; with 80 for correction its loop does. With one, the softmax
+    loop reloads a row's number with 184, and correction's with 72.
     """
-    correction, softmax, small = (96, 184, 48) if q_stages == 2 else (168, 232, 112)
-    tiles = [Role(f"softmax{i}", 4, softmax) for i in range(q_stages)]
+    correction, softmax, small = (96, 184, 48) if q_stages == 2 else (88, 192, 40)
+    tiles = [Role(f"softmax{i}", 4, softmax) for i in range(_SOFTMAX_ROLES)]
     return (Role("correction", 4, correction), *tiles, Role("mma", 1, small), Role("load", 1, small))
 
 

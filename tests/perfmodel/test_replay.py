@@ -124,3 +124,18 @@ def softmax_of_a_block(line: Timeline, cta: int, role: str, s_complete: float, n
     assert sent["p_ready, rest"] == rest.end < needed, "7: the rest"
     rescaled = [signal.sent for signal in during if signal.name == "p_ready, O rescaled" and signal.source[1] == "correction"]
     assert any(at > maxima.end for at in rescaled), "8: correction takes alpha, and says that O is rescaled"
+
+
+def test_the_timeline_of_key_blocks_in_turns() -> None:
+    """docs/blackwell_forward.md, "One query tile": each role takes every other block, and sends its maxima before its exponentials."""
+    plan, _, line = forward(128)
+    assert plan.q_stages == 1
+    start, stop = line.window(BLOCKS)
+    assert (stop - start) / BLOCKS == roofline_of(plan).cycles(MMA) == 1024, "the tensor cores never wait in the steady state"
+    starts = sorted((span.start, role) for role in ROLES for span in line.of(role, MAXIMA))
+    assert [role for _, role in starts] == [ROLES[block % 2] for block in range(7)]
+    for role, other in (ROLES, ROLES[::-1]):
+        sent = [signal.sent for signal in line.signals if (signal.name, signal.source[1], signal.target[1]) == ("stats_ready", role, other)]
+        maxima, first = line.of(role, MAXIMA), line.of(role, FIRST)
+        assert sent[: len(maxima)] == [span.end for span in maxima]
+        assert all(a < b.end for a, b in zip(sent, first, strict=False))

@@ -241,7 +241,7 @@ def test_overrides_are_kept_and_said() -> None:
         ({"rescale_threshold": "high"}, "rescale_threshold must be finite"),
         ({"direction": "up"}, "direction must be 'forward' or 'backward', got 'up'"),
         ({"kv_stages": 40}, "fits the overrides kv_stages=40: smem"),
-        ({"q_stages": 3}, "fits the overrides q_stages=3: "),
+        ({"q_stages": 3}, "fits the overrides q_stages=3: q_stages must be at most 2"),
         ({"direction": "backward", "cta_group": 1, "do_stages": 40}, "fits the overrides cta_group=1, do_stages=40: smem"),
     ],
 )

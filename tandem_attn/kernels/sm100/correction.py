@@ -3,84 +3,93 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import packing, ptx, splits
-from tandem_attn.kernels.common.arguments import work_at
+from tandem_attn.kernels.common.arguments import exp2_of, is_natural, work_at
 from tandem_attn.kernels.common.scheduler import receive_tile
+from tandem_attn.kernels.common.signal import Signal
+from tandem_attn.kernels.common.softmax import finite_or_zero
 from tandem_attn.kernels.sm100 import memory, twins
-from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
+from tandem_attn.kernels.sm100.memory import by_turns
 from tandem_attn.kernels.sm100.softmax import part_rows, place_of, row_layout, tile_type
-from tandem_attn.kernels.sm100.visits import apart, visit_of, visit_of_all
+from tandem_attn.kernels.sm100.visits import apart, stride, turn, visit_of, visit_of_all
 
 RESCALE_COLUMNS = gl.constexpr(32)  # of O held in registers at a time
 STORE_COLUMNS = gl.constexpr(16)
 
 
+@aggregate
+class Output:
+    """What correction keeps of one O tile."""
+
+    ready: Signal
+    row_max: gl.tensor  # by turns: of the blocks so far, as softmax then sends maxima and not alpha
+
+
 @gluon.jit
 def correction(plan: gl.constexpr, args, pipe):
     """Rescales and stores the O of all query tiles."""
-    two: gl.constexpr = plan.q_stages == 2
-    a = pipe.query_tiles[0]
-    b = pipe.query_tiles[plan.q_stages - 1]
+    two: gl.constexpr = not by_turns(plan)
     lane_row = ptx.pinned(gl.arange(0, memory.rows(plan), gl.SliceLayout(1, row_layout(plan, STORE_COLUMNS))))
+    unknown = (lane_row * 0).to(gl.float32)  # row maxima that the first block replaces without using them
+    a = pipe.s_tiles[0]
+    a_output = Output(pipe.o_ready[0], unknown)
+    b = pipe.s_tiles[1]
+    b_output = Output(pipe.o_ready[plan.q_stages - 1], unknown)
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
         every = visit_of_all(work)
         visit_a = visit_of(plan, args, work, 0)
         visit_b = visit_of(plan, args, work, plan.q_stages - 1)
-        n_block = every.stop
-        for _ in range(every.start, every.stop):
-            n_block -= 1
-            a = _rescale_visited(plan, pipe.tmem, 0, a, lane_row, visit_a, n_block)
+        n_block = every.stop + (stride(plan) - 1)
+        for _ in range(every.start, every.stop, stride(plan)):
+            n_block -= stride(plan)
+            a, a_output = _rescale_visited(plan, pipe.tmem, 0, a, a_output, lane_row, visit_a, n_block)
             if two:
-                b = _rescale_visited(plan, pipe.tmem, 1, b, lane_row, visit_b, n_block)
-        a = _finish(plan, args, pipe, 0, a, work, lane_row)
+                b, b_output = _rescale_visited(plan, pipe.tmem, 1, b, b_output, lane_row, visit_b, n_block)
+            else:
+                b, a_output = _rescale_visited(plan, pipe.tmem, 1, b, a_output, lane_row, visit_a, n_block - 1)
         if two:
-            b = _finish(plan, args, pipe, 1, b, work, lane_row)
+            a, a_output = _finish(plan, args, pipe, 0, a, a_output, work, lane_row)
+            b, b_output = _finish(plan, args, pipe, 1, b, b_output, work, lane_row)
+        else:
+            b, _ = b.receive(lane_row)  # its sums, which are for the other softmax role
+            a, a_output = _finish(plan, args, pipe, 0, a, a_output, work, lane_row)
         at, tiles_in = receive_tile(tiles_in)
     tma.store_wait(0)
 
 
 @gluon.jit
-def _rescale_visited(plan: gl.constexpr, tmem, index: gl.constexpr, tile, lane_row, visit, n_block):
+def _rescale_visited(plan: gl.constexpr, tmem, index: gl.constexpr, tile, output, lane_row, visit, n_block):
     """``_rescale`` in the blocks that the query tile visits; in the first there is no O yet."""
-    if apart(plan):
+    if apart(plan) or turn(plan, index) == 1:
         if visit.holds(n_block):
-            tile = _rescale(plan, tmem, index, tile, lane_row, n_block != visit.stop - 1)
-        return tile
+            tile, output = _rescale(plan, tmem, index, tile, output, lane_row, n_block != visit.stop - 1)
+        return tile, output
     else:
-        return _rescale(plan, tmem, index, tile, lane_row, n_block != visit.stop - 1)
+        return _rescale(plan, tmem, index, tile, output, lane_row, n_block != visit.stop - 1)
 
 
 @gluon.jit
-def _rescale(plan: gl.constexpr, tmem, index: gl.constexpr, tile, lane_row, has_o):
-    """Scales O of the blocks before by alpha, where there are any, and lets the product of this block begin."""
-    tile, alpha = _receive(tile, lane_row)
-    if plan.q_stages == 1:
+def _rescale(plan: gl.constexpr, tmem, index: gl.constexpr, tile, output, lane_row, has_o):
+    """Scales O of the blocks before by alpha, where there are any, and lets the product of the block in S tile ``index`` begin."""
+    tile, alpha = tile.receive(lane_row)
+    if by_turns(plan):
+        row_max = alpha
+        alpha = exp2_of(is_natural(plan), output.row_max - finite_or_zero(row_max))
         if has_o:
-            tile.o_ready.wait()
-        tile = Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next_if(has_o))
-    o = ptx.tmem_lanes(memory.output(plan, tmem, index, 0), lane_row)
+            output.ready.wait()
+        output = Output(output.ready.next_if(has_o), row_max)
+    o = ptx.tmem_lanes(memory.output(plan, tmem, memory.query_tile(plan, index), 0), lane_row)
     ptx.tmem_after()
     if tile.s_ready.plain:
-        twins.scale_output(plan, tmem, index, alpha, has_o)
+        twins.scale_output(plan, tmem, memory.query_tile(plan, index), alpha, has_o)
     else:
         gl.inline_asm(_scale_row(plan), "r,f,r,~{memory}", [o, alpha, has_o.to(gl.int32)])
     tile.p_ready[0].arrive_tmem()
-    return Tile(tile.s_ready, next_parts(tile.p_ready), tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready)
-
-
-@gluon.jit
-def _receive(tile, lane_row):
-    """The next number a row from softmax."""
-    tile.stats_ready.wait()
-    if tile.s_ready.plain:
-        x = tile.stats.load(lane_row.type.layout)
-    else:
-        x = ptx.get_row(tile.stats, lane_row)
-    tile.stats_free.arrive()
-    return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready.next(), tile.stats_free.next(), tile.o_ready), x
+    return tile.after_values(), output
 
 
 @gluon.constexpr_function
@@ -103,19 +112,19 @@ def _scale_row(plan):
 
 
 @gluon.jit
-def _finish(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane_row):
+def _finish(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, output, work, lane_row):
     if plan.num_splits > 1:
-        return _store_part(plan, args, pipe, index, tile, work, lane_row)
+        return _store_part(plan, args, pipe, index, tile, output, work, lane_row)
     else:
-        return _store(plan, args, pipe, index, tile, work, lane_row)
+        return _store(plan, args, pipe, index, tile, output, work, lane_row)
 
 
 @gluon.jit
-def _store_part(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane_row):
+def _store_part(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, output, work, lane_row):
     """Normalises O of a part of the keys and writes it in float32, see ``splits``."""
-    tile, factor = _receive(tile, lane_row)
+    tile, factor = tile.receive(lane_row)
     at, exists = part_rows(plan, args, work, place_of(plan, args, work, work.row + index * memory.rows(plan) + lane_row))
-    tile.o_ready.wait()
+    output.ready.wait()
     ptx.tmem_after()
     _write_part(plan, args, memory.output(plan, pipe.tmem, index, 0), 0, factor, at, exists, lane_row, tile.s_ready.plain)
     if len(plan.head_dim_v_chunks) == 2:
@@ -123,18 +132,18 @@ def _store_part(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work,
         _write_part(plan, args, o, plan.head_dim_v_chunks[0], factor, at, exists, lane_row, tile.s_ready.plain)
     if plan.o_over_q:
         pipe.q.lane(index).receiver().release()
-    return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next())
+    return tile, Output(output.ready.next(), output.row_max)
 
 
 @gluon.jit
-def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane_row):
+def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, output, work, lane_row):
     """Normalises O once, exactly, and stores it."""
-    tile, factor = _receive(tile, lane_row)
+    tile, factor = tile.receive(lane_row)
     slot = pipe.o.slots.index(index)
     tail = pipe.o.tails.index(index)
     tma.store_wait(_stores_since(plan))  # what this tile's buffers held is stored
     gl.barrier()
-    tile.o_ready.wait()
+    output.ready.wait()
     ptx.tmem_after()
     _stage(plan, memory.output(plan, pipe.tmem, index, 0), slot, factor, lane_row, tile.s_ready.plain)
     if len(plan.head_dim_v_chunks) == 2:
@@ -146,7 +155,7 @@ def _store(plan: gl.constexpr, args, pipe, index: gl.constexpr, tile, work, lane
         tma.store_wait(0)
         gl.barrier()
         pipe.q.lane(index).receiver().release()
-    return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready.next())
+    return tile, Output(output.ready.next(), output.row_max)
 
 
 @gluon.constexpr_function

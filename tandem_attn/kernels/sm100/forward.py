@@ -36,18 +36,10 @@ def forward(
     )  # fmt: skip
     pipe = make_pipeline(plan, q_desc.dtype, o_desc.dtype, plain)
     registers: gl.constexpr = worker_registers(plan)
-    if plan.q_stages == 2:
-        gl.warp_specialize([
-            (correction, (plan, args, pipe)),
-            (softmax, (plan, args, pipe, 0)),
-            (softmax, (plan, args, pipe, 1)),
-            (mma, (plan, args, pipe)),
-            (load, (plan, args, pipe)),
-        ], [WARPS, WARPS, 1, 1], registers)  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (correction, (plan, args, pipe)),
-            (softmax, (plan, args, pipe, 0)),
-            (mma, (plan, args, pipe)),
-            (load, (plan, args, pipe)),
-        ], [WARPS, 1, 1], registers)  # fmt: skip
+    gl.warp_specialize([
+        (correction, (plan, args, pipe)),
+        (softmax, (plan, args, pipe, 0)),
+        (softmax, (plan, args, pipe, 1)),
+        (mma, (plan, args, pipe)),
+        (load, (plan, args, pipe)),
+    ], [WARPS, WARPS, 1, 1], registers)  # fmt: skip

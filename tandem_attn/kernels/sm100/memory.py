@@ -38,23 +38,31 @@ def allocate(plan: gl.constexpr):
     return allocate_tensor_memory(gl.float32, [rows(plan), columns(plan)], layout(plan, 128))
 
 
-@gluon.jit
-def scores(plan: gl.constexpr, tmem, tile: gl.constexpr, slot):
-    """S of a query tile, float32 (rows, tile_n); with one query tile there are two and ``slot`` says which."""
-    if plan.q_stages == 2:
-        return _view(plan, tmem, offset(plan, _name("S", tile)), plan.tile_n)
-    else:
-        both = tmem.slice(offset(plan, "S0"), 2 * plan.tile_n)
-        return both.reinterpret(gl.float32, [2, rows(plan), plan.tile_n], layout(plan, plan.tile_n)).index(slot)
+@gluon.constexpr_function
+def by_turns(plan):
+    """Whether both S tiles belong to one query tile, whose key blocks then go to the two softmax roles in turns."""
+    return plan.q_stages == 1
+
+
+@gluon.constexpr_function
+def query_tile(plan, index):
+    """The query tile that S tile ``index`` belongs to."""
+    return 0 if by_turns(plan) else index
 
 
 @gluon.jit
-def weights(plan: gl.constexpr, tmem, tile: gl.constexpr, slot, dtype: gl.constexpr):
+def scores(plan: gl.constexpr, tmem, index: gl.constexpr):
+    """S tile ``index``, float32 (rows, tile_n)."""
+    return _view(plan, tmem, offset(plan, _name("S", index)), plan.tile_n)
+
+
+@gluon.jit
+def weights(plan: gl.constexpr, tmem, index: gl.constexpr, dtype: gl.constexpr):
     """P, 16 or 8 bits an element, (rows, tile_n), over the end of its S."""
     a_column: gl.constexpr = 4 // plan.element_bytes
     wide: gl.constexpr = a_column * plan.tile_n
     first: gl.constexpr = a_column * (offset(plan, "P0") - offset(plan, "S0"))
-    place = scores(plan, tmem, tile, slot)
+    place = scores(plan, tmem, index)
     return place.reinterpret(dtype, [rows(plan), wide], layout(plan, wide)).slice(first, plan.tile_n)
 
 
@@ -65,7 +73,7 @@ def _name(letter, tile):
 
 @gluon.jit
 def output(plan: gl.constexpr, tmem, tile: gl.constexpr, chunk: gl.constexpr):
-    """One chunk of O, float32 (rows, columns of the chunk)."""
+    """One chunk of the O of a query tile, float32 (rows, columns of the chunk)."""
     return _view(plan, tmem, offset(plan, _name("O", tile)) + _before(plan, chunk), plan.head_dim_v_chunks[chunk])
 
 

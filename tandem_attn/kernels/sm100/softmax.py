@@ -1,4 +1,8 @@
-"""A softmax role: one warpgroup, one row of its query tile a thread, no shuffles."""
+"""A softmax role: one warpgroup, one row of its query tile a thread, no shuffles.
+
+With two query tiles each has a role. The key blocks of one query tile go to both roles in turns: each receives the other's row maxima, so
+that the maxima of one block are taken beside the exponentials of the other.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -10,8 +14,8 @@ from tandem_attn.kernels.common.arguments import exp2_of, has_bias, is_natural, 
 from tandem_attn.kernels.common.channel import cluster_split
 from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.sm100 import memory, twins
-from tandem_attn.kernels.sm100.pipeline import Tile, next_parts
-from tandem_attn.kernels.sm100.visits import visit_of
+from tandem_attn.kernels.sm100.memory import by_turns
+from tandem_attn.kernels.sm100.visits import stride, turn, visit_of
 from tandem_attn.kernels.sm100.weights import write_p
 
 
@@ -19,8 +23,9 @@ from tandem_attn.kernels.sm100.weights import write_p
 class State:
     """What a row keeps between key blocks."""
 
-    row_max: gl.tensor  # log2 units
-    sums: gl.tuple  # two partial row sums
+    row_max: gl.tensor  # log2 units, of all blocks so far
+    sums: gl.tuple  # two partial row sums of this role's blocks
+    sums_max: gl.tensor  # what the sums are relative to: row_max as of this role's last block
 
 
 @gluon.constexpr_function
@@ -58,52 +63,81 @@ def place_of(plan: gl.constexpr, args, work, rows):
 
 @gluon.jit
 def softmax(plan: gl.constexpr, args, pipe, index: gl.constexpr):
-    """P of every block of query tile ``index``, the statistics by which correction scales O, and LSE."""
-    tile = pipe.query_tiles[index]
-    tile = Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready, tile.stats_free.given(), tile.o_ready)
+    """P of every block in S tile ``index``, the statistics by which correction scales O, and LSE."""
+    tile = pipe.s_tiles[index].for_softmax()
+    other = pipe.s_tiles[1 - index]
     rows: gl.constexpr = row_type(plan, gl.int32)
     lane_row = ptx.pinned(gl.arange(0, memory.rows(plan), rows.layout))
-    s_address = ptx.tmem_lanes(memory.scores(plan, pipe.tmem, index, 0), lane_row)
-    p_address = ptx.tmem_lanes(memory.weights(plan, pipe.tmem, index, 0, args.v.dtype), lane_row)
+    s_address = ptx.tmem_lanes(memory.scores(plan, pipe.tmem, index), lane_row)
+    p_address = ptx.tmem_lanes(memory.weights(plan, pipe.tmem, index, args.v.dtype), lane_row)
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)
-        place = place_of(plan, args, work, ptx.pinned(work.row + index * memory.rows(plan) + lane_row))
+        place = place_of(plan, args, work, ptx.pinned(work.row + memory.query_tile(plan, index) * memory.rows(plan) + lane_row))
         visit = visit_of(plan, args, work, index)
-        n_block = visit.stop
+        n_block = visit.stop + (stride(plan) - 1 - turn(plan, index))
         zero = (lane_row * 0).to(gl.float32)
-        state = State(zero + float("-inf"), (zero, zero))
-        for _ in range(visit.start, visit.stop):
-            n_block -= 1
+        state = State(zero + float("-inf"), (zero, zero), zero + float("-inf"))
+        if turn(plan, index) == 1:
+            state, other = _received_max(state, other, lane_row)
+        for _ in range(visit.start, visit.stop - turn(plan, index), stride(plan)):
+            n_block -= stride(plan)
             masked = visit.masks(n_block)
             state, tile = _block(plan, args, pipe.tmem, work, place, lane_row, state, tile, n_block, masked, (s_address, p_address), index)
-        if plan.num_splits > 1:
-            tile = _finish_part(plan, args, work, place, lane_row, state, tile)
-        else:
-            tile = _finish(plan, args, work, place, lane_row, state, tile)
+            if by_turns(plan):
+                if n_block > visit.start:
+                    state, other = _received_max(state, other, lane_row)
+        if by_turns(plan):
+            state, tile, other = _added_up(plan, lane_row, state, tile, other, index)
+        if turn(plan, index) == 0:
+            if plan.num_splits > 1:
+                tile = _finish_part(plan, args, work, place, lane_row, state, tile)
+            else:
+                tile = _finish(plan, args, work, place, lane_row, state, tile)
         at, tiles_in = receive_tile(tiles_in)
+
+
+@gluon.jit
+def _received_max(state, other, lane_row):
+    """The state with the maxima of the block behind, which the other role has taken."""
+    other, row_max = other.receive(lane_row)
+    return State(row_max, state.sums, state.sums_max), other
+
+
+@gluon.jit
+def _added_up(plan: gl.constexpr, lane_row, state, tile, other, index: gl.constexpr):
+    """The state of role 0 with both roles' sums, which are then relative to the last maxima; role 1 sends its own.
+
+    Correction receives what role 1 sends too, and role 1 the factor by which role 0 has O normalised: each message has two receivers.
+    """
+    scale = exp2_of(is_natural(plan), state.sums_max - online.finite_or_zero(state.row_max))
+    own = (state.sums[0] + state.sums[1]) * scale
+    if index == 1:
+        tile = tile.send(own, lane_row)
+    other, theirs = other.receive(lane_row)
+    return State(state.row_max, (own, theirs), state.row_max), tile, other
 
 
 @gluon.jit
 def _block(plan: gl.constexpr, args, tmem, work, place, lane_row, state, tile, n_block, masked, places, index: gl.constexpr):
     """Maxima, statistics and P of one key block; ``places`` are the addresses of S and P."""
     s_address, p_address = places
-    slot = tile.s_ready.index
-    if plan.q_stages == 1:  # two S tiles take turns
-        s_address += slot * plan.tile_n
-        p_address += slot * plan.tile_n
     tile.s_ready.wait()
     ptx.tmem_after()
     if tile.s_ready.plain:
-        s = twins.load(memory.scores(plan, tmem, index, slot), row_layout(plan, plan.tile_n))
+        s = twins.load(memory.scores(plan, tmem, index), row_layout(plan, plan.tile_n))
     else:
         s = ptx.load_row(s_address, tile_type(plan, plan.tile_n))
     s, scale = _logits(plan, args, work, s, place, n_block, masked)
     row_max = gl.maximum(state.row_max, gl.max(s, axis=1) * scale)
     row_max = _kept_max(plan, state.row_max, row_max)
     safe_max = online.finite_or_zero(row_max)
-    alpha = exp2_of(is_natural(plan), state.row_max - safe_max)
-    tile = _send(tile, alpha, lane_row)
+    if by_turns(plan):
+        tile = tile.send(row_max, lane_row)
+        alpha = exp2_of(is_natural(plan), state.sums_max - safe_max)
+    else:
+        alpha = exp2_of(is_natural(plan), state.row_max - safe_max)
+        tile = tile.send(alpha, lane_row)
     sums = (state.sums[0] * alpha, state.sums[1] * alpha)
     if is_natural(plan):  # the difference first: biases may be as large as float32 goes
         s = s - safe_max[:, None]
@@ -112,11 +146,10 @@ def _block(plan: gl.constexpr, args, tmem, work, place, lane_row, state, tile, n
     if plan.p_exponent:
         safe_max -= plan.p_exponent
     if tile.s_ready.plain:
-        sums = twins.write_p(plan, s, scale, safe_max, sums, memory.weights(plan, tmem, index, slot, args.v.dtype), tile.p_ready)
+        sums = twins.write_p(plan, s, scale, safe_max, sums, memory.weights(plan, tmem, index, args.v.dtype), tile.p_ready)
     else:
         sums = write_p(plan, s, scale, safe_max, sums, p_address, args.batch, tile.p_ready)
-    tile = Tile(tile.s_ready.next(), next_parts(tile.p_ready), tile.stats, tile.stats_ready, tile.stats_free, tile.o_ready)
-    return State(row_max, sums), tile
+    return State(row_max, sums, row_max), tile.after_scores().after_values()
 
 
 @gluon.jit
@@ -163,18 +196,6 @@ def _threshold(plan):
 
 
 @gluon.jit
-def _send(tile, x, lane_row):
-    """Passes a number a row to correction."""
-    tile.stats_free.wait()
-    if tile.s_ready.plain:
-        tile.stats.store(x)
-    else:
-        ptx.put_row(tile.stats, x, lane_row)
-    tile.stats_ready.arrive()
-    return Tile(tile.s_ready, tile.p_ready, tile.stats, tile.stats_ready.next(), tile.stats_free.next(), tile.o_ready)
-
-
-@gluon.jit
 def _finish(plan: gl.constexpr, args, work, place, lane_row, state, tile):
     """Sends the factors that normalise O and writes LSE. A row without keys gets 0 and -inf, with a sink 0 and the sink."""
     row_sum = _row_sum(plan, state)
@@ -186,7 +207,7 @@ def _finish(plan: gl.constexpr, args, work, place, lane_row, state, tile):
     queries, heads = place.queries, place.heads
     used = queries < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
     lse = gl.where(used & (row_sum != 0), natural_lse(plan, row_max, row_sum), float("-inf"))
-    tile = _send(tile, gl.where(used & (row_sum != 0), _factor(plan, args, work, share / row_sum), 0.0), lane_row)
+    tile = tile.send(gl.where(used & (row_sum != 0), _factor(plan, args, work, share / row_sum), 0.0), lane_row)
     if plan.varlen:
         first = args.lse + heads.to(gl.int64) * args.lse_stride + work.seq.q.start
         gl.store(first + queries, lse, mask=packing.holds_query(plan, place.rows, used))
@@ -214,7 +235,7 @@ def _finish_part(plan: gl.constexpr, args, work, place, lane_row, state, tile):
     """Sends the factors that normalise a part of the keys and writes its statistics, see ``splits``; sinks join with the parts."""
     row_sum = _row_sum(plan, state)
     used = place.queries < work.seq.q.used
-    tile = _send(tile, gl.where(used & (row_sum != 0), _factor(plan, args, work, 1.0 / row_sum), 0.0), lane_row)
+    tile = tile.send(gl.where(used & (row_sum != 0), _factor(plan, args, work, 1.0 / row_sum), 0.0), lane_row)
     at, exists = part_rows(plan, args, work, place)
     splits.store_statistics(args.parts, at, gl.where(used, state.row_max, splits.UNUSED), gl.where(used, row_sum, 0.0), exists)
     return tile

@@ -1,4 +1,4 @@
-"""Which key blocks each of two query tiles visits, among those that are loaded for both."""
+"""Which key blocks each of two query tiles visits, among those that are loaded for both, and which of them a softmax role takes."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -6,6 +6,7 @@ from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import masks, packing, ptx
 from tandem_attn.kernels.sm100 import memory
+from tandem_attn.kernels.sm100.memory import by_turns
 
 
 @aggregate
@@ -30,7 +31,19 @@ class Visit:
 @gluon.constexpr_function
 def apart(plan):
     """Whether the two query tiles may visit different blocks."""
-    return plan.q_stages == 2 and _bounded(masks.parse(plan.mask))
+    return not by_turns(plan) and _bounded(masks.parse(plan.mask))
+
+
+@gluon.constexpr_function
+def stride(plan):
+    """Key blocks from one of a softmax role's to its next: those of one query tile go to two roles in turns."""
+    return 2 if by_turns(plan) else 1
+
+
+@gluon.constexpr_function
+def turn(plan, index):
+    """How many key blocks of its query tile come before the first that softmax role ``index`` takes."""
+    return index if by_turns(plan) else 0
 
 
 @gluon.constexpr_function

@@ -69,11 +69,35 @@ def _forward(name: str, ctas: int) -> Kernel:
     return Kernel(name, make, _STRICT, slow=True, others=others, argued=_FORWARD_ARGUED)
 
 
+_TURNS_ARGUED = (
+    Argued(
+        "barrier deleted",
+        ("stats_free.arrive()", "correction.py: b, _ = b.receive("),
+        "softmax 1 writes there again behind the first maxima of the next tile, which softmax 0 sends when correction has released the "
+        "factor, with a barrier of its warp",
+    ),
+    Argued(
+        "barrier deleted",
+        ("stats_free.arrive()", "softmax.py: other, theirs = other.receive("),
+        "the sums that softmax 0 receives: softmax 1 writes there again behind the first maxima of the next tile, which softmax 0 sends, "
+        "with a barrier of its warp",
+    ),
+)
+
+
+def _turns() -> Kernel:
+    """One query tile, its key blocks in turns: an even number; even and odd ones with maxima that grow; one, so that a role has none."""
+    make = partial(forward_sm100, cta_group=1, q_stages=1, seqlen_q=100, seqlen_k=400)
+    others = (partial(make, seqlen_q=200, seqlen_k=300, heads=3, spread=6.0), partial(make, seqlen_k=100, heads=4))
+    return Kernel("forward_sm100 turns", make, _STRICT, slow=True, others=others, argued=_FORWARD_ARGUED + _TURNS_ARGUED)
+
+
 _ALL = (
     Kernel("gemm_sm90", partial(gemm_sm90, 256, 256, 256, ctas=1)),
     *(Kernel(f"gemm_sm100 {name}", partial(gemm_sm100, *_SIZES[name], name, programs=1)) for name in CLUSTERS),
     _forward("forward_sm100", 1),
     _forward("forward_sm100 pair", 2),
+    _turns(),
     Kernel("matmul", partial(plain_triton.matmul, 64, 64, 72)),
     Kernel("softmax", plain_triton.softmax),
     Kernel("layer_norm", plain_triton.layer_norm),
