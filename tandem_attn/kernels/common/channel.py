@@ -200,7 +200,8 @@ class Receiver:
 
 @aggregate
 class KeyValue:
-    """Both ends of the keys' and the values' rings on one side; ``shared`` says that they are one ring, in the order K0 K1 V0 K2 V1 ..."""
+    """Both ends of the keys' and the values' rings on one side; ``shared`` says that they are one ring, in the order in
+    which the architecture's producer loads them."""
 
     k: gl.base_value
     v: gl.base_value
