@@ -82,6 +82,12 @@ _TURNS_ARGUED = (
         "the sums that softmax 0 receives: softmax 1 writes there again behind the first maxima of the next tile, which softmax 0 sends, "
         "with a barrier of its warp",
     ),
+    Argued(
+        "barrier deleted",
+        ("stats_free.arrive()", "softmax.py: state, other = _received_max("),
+        "the maxima that softmax 1 receives: softmax 0 writes there again when it has received what softmax 1 sends next, maxima or sums, "
+        "with a barrier of its warp (softmax 0's own receptions have no such successor, and each of those mutants shows)",
+    ),
 )
 
 
