@@ -224,11 +224,11 @@ def _schedule(problem: Problem, arch: Arch, plan: Plan) -> tuple[Schedule, str]:
         return _backward_schedule(plan, reason)
     if plan.num_splits > 1:
         return Schedule(), "one split a CTA, in the order they come: all run at once"
+    if not arch.tmem_columns:
+        return _hopper_schedule(problem, arch, plan, reason)
     heads = l2_section(problem, arch)
     section = max(1, heads // plan.pack_gqa) if heads else 0
     l2 = f"; sections of {section} heads, whose K and V fit half of L2" if section else "; K and V of all heads fit half of L2"
-    if not arch.tmem_columns:
-        return _hopper_schedule(problem, arch, plan, reason)
     if not reason:
         return Schedule(ScheduleKind.NAIVE, Launch.STATIC, section), f"all tiles alike: static persistent, in plain order{l2}"
     how = "the hardware hands out tiles (cluster launch control)"
@@ -249,7 +249,8 @@ def _hopper_schedule(problem: Problem, arch: Arch, plan: Plan, reason: str) -> t
     how = f"{reason}: longest first, and an atomic counter hands out tiles"
     fitting = 2 ** math.ceil(math.log2(max(1.0, l2_heads(problem, arch))))
     tiles = -(-problem.seqlen_q // plan.queries_per_tile) * problem.heads_per_kv // plan.pack_gqa  # of a KV head
-    section = max(min(fitting, max(_MOST_SECTION, _MOST_SECTION_TILES // max(1, tiles))), _LEAST_SECTION)
+    most = max(_MOST_SECTION, 2 ** int(math.log2(max(1, _MOST_SECTION_TILES // max(1, tiles)))))
+    section = max(min(fitting, most), _LEAST_SECTION)
     if section >= problem.heads_kv * problem.batch:
         return Schedule(ScheduleKind.LPT, Launch.DYNAMIC, 0), how
     heads = max(1, section * problem.heads_per_kv // plan.pack_gqa)
