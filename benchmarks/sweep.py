@@ -62,6 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "o_over_q": {"o_over_q": True},
     "q_smem": {"q_registers": False},
     "overlap": {"intra_overlap": True},
+    "multicast": {"kv_multicast": 2},
 }
 WIDE = {"heads": 16, "head_dim_v": 128}
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
@@ -159,6 +160,13 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
             for s in lengths
         ],
         ["planned+lpt16", "planned+lpt32", "planned+lpt64", "planned+lpt128", "planned+dynamic"],
+    ),
+    "multicast": (
+        [
+            *(by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")),
+            *(by_tokens(d, 8192, mask, **(WIDE if d == 192 else {})) for d in (64, 192, 256) for mask in ("full", "causal")),
+        ],
+        ["planned", "planned+multicast", "planned+multicast+n64"],
     ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],

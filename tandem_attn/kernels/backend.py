@@ -121,7 +121,7 @@ def bind(problem: Problem, plan: Plan, inputs: Inputs) -> Bound | None:
     """The forward for calls with other tensors of the same properties; None where each call has to be prepared by itself."""
     device = inputs.q.device.index
     with torch.cuda.device(device):
-        return make_bound(compiled(plan), problem, plan, inputs, device, _sms(device) // plan.cta_group, _eager_counter)
+        return make_bound(compiled(plan), problem, plan, inputs, device, _sms(device) // plan.ctas, _eager_counter)
 
 
 def _launch(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tensor) -> None:
@@ -131,7 +131,7 @@ def _launch(problem: Problem, plan: Plan, inputs: Inputs, out: Tensor, lse: Tens
             return _launch(problem, plan, inputs, out, lse)
     kernel = compiled(plan)
     stream = torch.cuda.current_stream().cuda_stream
-    clusters = _sms(device) // plan.cta_group
+    clusters = _sms(device) // plan.ctas
     launch.run(prepare(kernel, problem, plan, inputs, out, lse, sms=clusters, counter=_counter(device, stream)), device, stream)
     return None
 

@@ -141,7 +141,7 @@ def _build_helper(helper: Helper) -> Kernel:
 def _kernel(source: Plan | Helper, made: dict[str, Any], meta: dict[str, Any], types: Iterable[str | tuple[str, ...]]) -> Kernel:
     flat = [kind for each in types for kind in ((each,) if isinstance(each, str) else each) if not kind.startswith("tensordesc")]
     return Kernel(
-        source, meta["name"], made["cubin"], made["ptx"], meta["shared"], meta["num_warps"] * 32, meta["num_ctas"],
+        source, meta["name"], made["cubin"], made["ptx"], meta["shared"], meta["num_warps"] * 32, meta["num_ctas"] * (source.kv_multicast if isinstance(source, Plan) else 1),
         descriptors=tuple((each["swizzle"], tuple(each["block_size"])) for each in meta.get("tensordesc_meta") or ()),
         codes="".join(CODES["*" if kind.startswith("*") else kind] for kind in flat),
         scratch_bytes=(meta["global_scratch_size"], meta["profile_scratch_size"]),
@@ -236,7 +236,7 @@ def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     """Shape of one TMA copy of q, k, v or o, see ``kernels.common.copies``."""
     chunks = plan.head_dim_chunks if tensor in "qk" else plan.head_dim_v_chunks
     if tensor in "kv":
-        rows = [plan.page_rows or plan.tile_n]
+        rows = [plan.page_rows or plan.tile_n // plan.kv_multicast]
     else:
         rows = [plan.tile_m * plan.cta_group]
         if plan.pack_gqa > 1:

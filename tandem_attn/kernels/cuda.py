@@ -13,6 +13,7 @@ DTYPES = {"float8_e4m3fn": 0, "float8_e5m2": 0, "float16": 6, "bfloat16": 9}  # 
 TENSOR_MAP_BYTES = 128
 TENSOR_MAP_ALIGN = 64
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _L2_PROMOTION_128B = 2  # CUtensorMapL2promotion
 _FREE_SHARED_BYTES = 48 * 1024  # without opting in
 
@@ -70,18 +71,29 @@ class _Config(ctypes.Structure):
     )
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute with a cluster's size (CUDA Driver API, Data types: id, 4 bytes of padding, a union of 64)."""
+
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("size", ctypes.c_uint * 3), ("rest", ctypes.c_uint * 13))
+
+
 class Launch:
     """Launches of one function whose parameters lie in one place; all but grid and stream is laid out once.
 
     Args:
         function: handle of ``load_function``.
         threads: of a CTA.
+        cluster: CTAs of a cluster.
         shared_bytes: dynamic shared memory of a CTA.
         params: addresses of the parameters, which are read during each call.
     """
 
-    def __init__(self, function: int, threads: int, shared_bytes: int, params: ctypes.Array[ctypes.c_void_p]) -> None:
+    def __init__(self, function: int, threads: int, cluster: int, shared_bytes: int, params: ctypes.Array[ctypes.c_void_p]) -> None:
         self._config = _Config(1, 1, 1, threads, 1, 1, shared_bytes, None, None, 0)
+        if cluster > 1:
+            self._attribute = _Attribute(_CLUSTER_DIMENSION, 0, (cluster, 1, 1))
+            self._config.attrs = ctypes.addressof(self._attribute)
+            self._config.numAttrs = 1
         self._arguments = (ctypes.byref(self._config), ctypes.c_void_p(function), params, None)
         self._call = _driver().cuLaunchKernelEx
 

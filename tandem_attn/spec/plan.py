@@ -77,6 +77,7 @@ class Plan:
     kv_stages: int = 2  # slots for one K or V tile each, see k_stages and v_stages (backward: 2, K and V stay)
     do_stages: int = 0  # backward only
     cta_group: int = 1  # CTAs that run an MMA together; the pair shares operand B (tcgen05, cta_group::2)
+    kv_multicast: int = 1  # Hopper: CTAs of a cluster that share a head's K and V; each loads a part of every tile for all (TMA multicast)
     roles: tuple[Role, ...] = ()  # in warp order; the launch table
     smem: tuple[Region, ...] = ()  # bytes
     tmem: tuple[Region, ...] = ()  # 32-bit columns
@@ -125,14 +126,19 @@ class Plan:
         return self.tile_m * self.q_stages if self.direction == FORWARD else self.tile_m
 
     @property
+    def ctas(self) -> int:
+        """CTAs of a cluster, which work on neighbouring rows of one head."""
+        return self.cta_group * self.kv_multicast
+
+    @property
     def pack_rows(self) -> int:
         """Rows that one query takes in a tile: a power of two, so that TMA brings whole queries; rows beyond ``pack_gqa`` stay empty."""
         return 1 << (self.pack_gqa - 1).bit_length()
 
     @property
     def queries_per_tile(self) -> int:
-        """Queries of a work item: of a CTA, or of a pair of them."""
-        return self.rows_per_cta * self.cta_group // self.pack_rows
+        """Queries of a work item: of a CTA, or of a cluster of them."""
+        return self.rows_per_cta * self.ctas // self.pack_rows
 
     @property
     def uses_part_of_q(self) -> bool:

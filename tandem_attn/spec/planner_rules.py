@@ -184,7 +184,7 @@ def page_rows(problem: Problem, tile_n: int, cta_group: int = 1) -> int:
 
 
 def _tiles(problem: Problem, plan: Plan, pack: int) -> int:
-    rows = plan.rows_per_cta * plan.cta_group
+    rows = plan.rows_per_cta * plan.ctas
     queries = problem.seqlen_q
     if problem.varlen and problem.batch:  # the bound may be a poor one
         queries = min(queries, -(-problem.total_q // problem.batch))

@@ -188,7 +188,7 @@ def l2_heads(problem: Problem, arch: Arch) -> float:
 
 def _blocks(plan: Plan, seqlen_q: int, seqlen_k: int) -> int:
     if plan.direction == FORWARD:
-        return -(-seqlen_q * plan.pack_rows // (plan.rows_per_cta * plan.cta_group))
+        return -(-seqlen_q * plan.pack_rows // (plan.rows_per_cta * plan.ctas))
     return -(-seqlen_k // (plan.tile_n * plan.cta_group))
 
 

@@ -75,7 +75,7 @@ def work_at(plan: gl.constexpr, args, at):
     """Sequence, rows and key blocks of a tile."""
     tree: gl.constexpr = masks.parse(plan.mask)
     seq = sequence(plan, args, at.batch)
-    row = at.m_block * (plan.rows_per_cta * plan.cta_group)
+    row = at.m_block * (plan.rows_per_cta * plan.ctas)
     query = packing.queries(plan, row)
     ranges = documents.range_pointers(plan, tree, args, seq, at.m_block)
     visit = masks.visit(tree, args.scalars, seq, query, plan.queries_per_tile, plan.tile_n, ranges)

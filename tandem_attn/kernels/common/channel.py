@@ -57,14 +57,25 @@ class Channel:
     buffers: Buffers
     ready: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
+    granted: gl.shared_memory_descriptor  # the slot is empty in the other CTA of a cluster too; else the same as ``empty``
     stages: gl.constexpr
     plain: gl.constexpr  # Gluon's own arrive: slower, but visible to Triton's sanitizers
+    window: gl.tensor  # see ``ptx.shared_window``
+    shared: gl.constexpr  # between the CTAs of a cluster of programs
+
+    @gluon.jit
+    def at(self, slot):
+        """The address of this CTA's ``slot`` for ``ptx``."""
+        if self.shared:
+            return ptx.in_window(slot, self.window)
+        else:
+            return slot
 
     @gluon.jit
     def lane(self, i: gl.constexpr):
         """Slot ``i`` as a channel of its own."""
         lane = Buffers(self.buffers.slots.slice(i, 1), self.buffers.tails.slice(i, 1))
-        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain)
+        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), self.granted.slice(i, 1), gl.constexpr(1), self.plain, self.window, self.shared)
 
     @gluon.jit
     def sender(self):
@@ -76,13 +87,13 @@ class Channel:
 
 
 @gluon.jit
-def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr):
+def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr, window=0, shared: gl.constexpr = False):
     """A channel over ``buffers``, each slot released by ``consumers`` warpgroups."""
-    return channel_of(buffers, stages, consumers if plain else consumers * WARPS, plain)
+    return channel_of(buffers, stages, consumers if plain else consumers * WARPS, plain, False, window, shared)
 
 
 @gluon.jit
-def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False):
+def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False, window=0, shared: gl.constexpr = False):
     """A channel over ``buffers``, each slot released by ``arrivals`` arrivals.
 
     With ``pair`` a slot is ready when both CTAs of a pair have loaded their part of it, which the first one's MMA warp waits for.
@@ -92,7 +103,12 @@ def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.
     for i in gl.static_range(stages):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(i), count=arrivals)
-    return Channel(buffers, ready, empty, stages, plain)
+    granted = empty
+    if shared:
+        granted = mbarrier.allocate_mbarrier(batch=stages)
+        for i in gl.static_range(stages):
+            mbarrier.init(granted.index(i), count=1)
+    return Channel(buffers, ready, empty, granted, stages, plain, gl.to_tensor(window), shared)
 
 
 @gluon.jit
@@ -117,6 +133,13 @@ class Sender:
         """Waits until the slot is empty and announces ``nbytes`` of TMA."""
         mbarrier.wait(self.channel.empty.index(self.index), self.phase)
         mbarrier.expect(self.channel.ready.index(self.index), nbytes)
+
+    @gluon.jit
+    def acquire_in_cluster(self, nbytes: gl.constexpr, other):
+        """``acquire`` in both CTAs of a cluster, of which ``other`` is the rank of the other one."""
+        self.acquire(nbytes)
+        ptx.arrive_at(self.channel.at(self.channel.granted.index(self.index)), other)
+        ptx.wait_phase_of_cluster(self.channel.at(self.channel.granted.index(self.index)), self.phase ^ 1)
 
     @gluon.jit
     def wait_empty(self):
@@ -161,7 +184,7 @@ class Receiver:
         if self.channel.plain:
             mbarrier.wait(self.channel.ready.index(self.index), self.phase)
         else:
-            ptx.wait_phase(self.channel.ready.index(self.index), self.phase)
+            ptx.wait_phase(self.channel.at(self.channel.ready.index(self.index)), self.phase)
 
     @gluon.jit
     def slot(self):
@@ -182,7 +205,7 @@ class Receiver:
         if self.channel.plain:
             mbarrier.arrive(self.channel.empty.index(self.index), count=1)
         else:
-            ptx.arrive_warp(self.channel.empty.index(self.index))
+            ptx.arrive_warp(self.channel.at(self.channel.empty.index(self.index)))
 
     @gluon.jit
     def release_after(self, value):
@@ -190,7 +213,7 @@ class Receiver:
         if self.channel.plain:
             mbarrier.arrive(self.channel.empty.index(self.index), count=1)
         else:
-            ptx.arrive_warp_after(self.channel.empty.index(self.index), value)
+            ptx.arrive_warp_after(self.channel.at(self.channel.empty.index(self.index)), value)
 
     @gluon.jit
     def next(self):

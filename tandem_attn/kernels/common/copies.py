@@ -62,11 +62,11 @@ def load_tile(plan: gl.constexpr, desc, tail, chunks: gl.constexpr, batch, rows,
     """Rows from ``row`` on into the next slot of channel end ``out``; returns the channel end behind it."""
     if len(chunks) == 1:
         out.acquire(desc.nbytes_per_cta)
-        tma.async_load(desc, _coords(plan, batch, rows, head, row, 0), out.ready(), out.slot())
+        tma.async_load(desc, coordinates(plan, batch, rows, head, row, 0), out.ready(), out.slot())
     else:
         out.acquire(desc.nbytes_per_cta + tail.nbytes_per_cta)
-        tma.async_load(desc, _coords(plan, batch, rows, head, row, 0), out.ready(), out.slot())
-        tma.async_load(tail, _coords(plan, batch, rows, head, row, chunks[0]), out.ready(), out.tail())
+        tma.async_load(desc, coordinates(plan, batch, rows, head, row, 0), out.ready(), out.slot())
+        tma.async_load(tail, coordinates(plan, batch, rows, head, row, chunks[0]), out.ready(), out.tail())
     return out.next()
 
 
@@ -74,9 +74,9 @@ def load_tile(plan: gl.constexpr, desc, tail, chunks: gl.constexpr, batch, rows,
 def store_tile(plan: gl.constexpr, desc, tail, chunks: gl.constexpr, batch, rows, head, row, slot, slot_tail):
     """A tile from shared memory to rows from ``row`` on; in padded tensors also rows that are not in use (they get zeros)."""
     if plan.varlen:
-        tma.async_store(desc, _coords(plan, batch, rows, head, row, 0), slot)
+        tma.async_store(desc, coordinates(plan, batch, rows, head, row, 0), slot)
         if len(chunks) > 1:
-            tma.async_store(tail, _coords(plan, batch, rows, head, row, chunks[0]), slot_tail)
+            tma.async_store(tail, coordinates(plan, batch, rows, head, row, chunks[0]), slot_tail)
     else:
         tma.async_store(desc, [batch, head, row, 0], slot)
         if len(chunks) > 1:
@@ -84,7 +84,8 @@ def store_tile(plan: gl.constexpr, desc, tail, chunks: gl.constexpr, batch, rows
 
 
 @gluon.jit
-def _coords(plan: gl.constexpr, batch, rows, head, row, column: gl.constexpr):
+def coordinates(plan: gl.constexpr, batch, rows, head, row, column: gl.constexpr):
+    """Of TMA, outermost first."""
     if plan.varlen:
         return [END, rows.start + rows.used, head, END - rows.used + row, column]
     elif plan.seqused:

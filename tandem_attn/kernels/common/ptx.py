@@ -22,6 +22,19 @@ def here(slot):
 
 
 @gluon.jit
+def shared_window():
+    """The bits of shared-memory addresses that name this CTA within its cluster."""
+    return gl.inline_asm("{ mov.u32 $0, global_smem; and.b32 $0, $0, 0xff000000; }", "=r", [], gl.int32)
+
+
+@gluon.jit
+def in_window(slot, window):
+    """A shared-memory address of the CTA that ``window`` names: ``inline_asm`` passes that of the first CTA, also to programs of one CTA that
+    were launched as a cluster."""
+    return gl.inline_asm("or.b32 $0, $1, $2;", "=r,r,r", [slot, window], gl.int32)
+
+
+@gluon.jit
 def cta_rank():
     """Of this CTA in its cluster (PTX ISA: %cluster_ctarank)."""
     return gl.inline_asm("mov.u32 $0, %cluster_ctarank;", "=r", [], gl.int32)
@@ -72,6 +85,61 @@ def wait_phase(barrier, phase):
         "r,r,~{memory}",
         [here(barrier), phase],
     )
+
+
+@gluon.jit
+def cluster_barrier():
+    """Every thread of the cluster waits for all others, which then see the mbarriers that each has initialised (PTX ISA: fence, barrier.cluster)."""
+    gl.inline_asm(
+        "fence.mbarrier_init.release.cluster; barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", "~{memory}"
+    )
+
+
+@gluon.jit
+def arrive_at(barrier, rank):
+    """One arrival of this warp at the barrier in the CTA ``rank`` of the cluster (PTX ISA: mapa, mbarrier.arrive)."""
+    gl.inline_asm(
+        "{ .reg .pred one; .reg .b32 at; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; mapa.shared::cluster.u32 at, $0, $1; "
+        "@one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at]; }",
+        "r,r,~{memory}",
+        [barrier, rank],
+    )
+
+
+@gluon.jit
+def wait_phase_of_cluster(barrier, phase):
+    """``wait_phase`` for what other CTAs of the cluster did before they arrived (PTX ISA: mbarrier.try_wait, .acquire.cluster)."""
+    gl.inline_asm(
+        "{ .reg .pred done; again${:uid}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$0], $1; @!done bra again${:uid}; }",
+        "r,r,~{memory}",
+        [barrier, phase],
+    )
+
+
+@gluon.jit
+def load_for_cluster(map: gl.constexpr, coords, columns: gl.constexpr, panel_bytes: gl.constexpr, offset, barrier, slot, ctas: gl.constexpr):
+    """A copy by TMA into the same place of every CTA of the cluster, each told by its own barrier (PTX ISA: cp.async.bulk.tensor).
+
+    ``map``: number of the kernel parameter that is the descriptor. ``coords``: outermost first, as Gluon has them. The box has 128 bytes of
+    columns at most; further ones, up to ``columns``, are copied ``panel_bytes`` behind. ``offset``: bytes from ``slot`` on.
+    """
+    rank: gl.constexpr = len(coords)
+    asm: gl.constexpr = _load_for_cluster(map, rank, columns, panel_bytes, ctas)
+    gl.inline_asm(asm, "r,r,r,r,r,r,r,~{memory}" if rank == 4 else "r,r,r,r,r,r,r,r,~{memory}", [slot, barrier, offset] + coords)
+
+
+@gluon.constexpr_function
+def _load_for_cluster(map, rank, columns, panel_bytes, ctas):
+    coords = [f"${3 + i}" for i in reversed(range(rank))]
+    lines = ["{ .reg .pred one; .reg .b64 map; .reg .b32 to, column; .reg .b16 all;", "elect.sync _|one, 0xffffffff;"]
+    lines += [f"mov.b64 map, forward_param_{map};", "cvta.param.u64 map, map;", f"mov.b16 all, {(1 << ctas) - 1};", "add.u32 to, $0, $2;"]
+    for i in range(max(1, columns // 64)):
+        lines += [f"add.u32 column, {coords[0]}, {64 * i};"]
+        at = ", ".join(["column", *coords[1:]])
+        lines += ["@one cp.async.bulk.tensor." + f"{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "]
+        lines[-1] += f"[to], [map, {{{at}}}], [$1], all;"
+        lines += [f"add.u32 to, to, {panel_bytes};"]
+    return "\n".join([*lines, "}"])
 
 
 @gluon.jit

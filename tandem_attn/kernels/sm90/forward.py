@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import bias, masks, packing, paging, predicates, ptx, softmax, splits
+from tandem_attn.kernels.common import bias, masks, multicast, packing, paging, predicates, ptx, softmax, splits
 from tandem_attn.kernels.common.arguments import (
     Args,
     exp2_of,
@@ -22,7 +22,7 @@ from tandem_attn.kernels.common.arguments import (
     worker_registers,
 )
 from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_channel
-from tandem_attn.kernels.common.scheduler import coords_of, following_tile, make_tile_channel, receive_tile, send_tile, tile_count
+from tandem_attn.kernels.common.scheduler import coords_of, make_tile_channel, receive_tile, send_tile, tile_count
 
 WARPS = gl.constexpr(4)  # of a consumer
 TURN_THREADS = gl.constexpr(256)  # the consumer that waits and the one before it
@@ -55,41 +55,78 @@ def p_layout(plan):
 
 
 @gluon.jit
-def producer(plan: gl.constexpr, args, q, kv_out, o, tiles):  # noqa: ARG001
+def producer(plan: gl.constexpr, args, q, kv_out, o, tiles, handout):  # noqa: ARG001
     """Hands out tiles and loads them: Q, then K and V blocks from the last to the first, V one block behind K."""
     consumers: gl.constexpr = plan.q_stages
-    k_chunks: gl.constexpr = plan.head_dim_chunks
-    v_chunks: gl.constexpr = plan.head_dim_v_chunks
     num_tiles = tile_count(plan, args)
     q_out = q.sender()
-    tile = gl.program_id(0)
+    rank = _join(plan)
+    tile = gl.program_id(0) // plan.kv_multicast
     at = coords_of(plan, args, tile, num_tiles)
     tiles_out = send_tile(tiles.sender(), at)
     while at.valid != 0:
-        tile = following_tile(plan, args, tile, num_tiles)
+        tile, handout = multicast.next_tile(plan, args, tile, num_tiles, handout, kv_out.k.channel.window)
         following = coords_of(plan, args, tile, num_tiles)
         tiles_out = send_tile(tiles_out, following)
         work = work_at(plan, args, at)
         seq = work.seq
         head_kv = packing.head_kv(plan, args, work.head)
+        row = work.row + rank * plan.rows_per_cta
         for i in gl.static_range(consumers):
-            q_out = packing.load_queries(plan, args, seq, work.head, work.row + i * plan.tile_m, q_out)
+            q_out = packing.load_queries(plan, args, seq, work.head, row + i * plan.tile_m, q_out)
         key = (work.visit.stop - 1) * plan.tile_n
-        kv_out = kv_out.after_k(paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, key, kv_out.k))
+        kv_out = kv_out.after_k(_load_k(plan, args, seq, head_kv, key, rank, kv_out.k))
         for _ in range(work.visit.start, work.visit.stop - 1):
             before = key - plan.tile_n
-            kv_out = kv_out.after_k(
-                paging.load_keys(plan, args, args.k, args.k_tail, k_chunks, seq.batch, seq.k, head_kv, before, kv_out.k)
-            )
-            kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq.batch, seq.v, head_kv, key, kv_out.v))
+            kv_out = kv_out.after_k(_load_k(plan, args, seq, head_kv, before, rank, kv_out.k))
+            kv_out = kv_out.after_v(_load_v(plan, args, seq, head_kv, key, rank, kv_out.v))
             key = before
-        kv_out = kv_out.after_v(paging.load_keys(plan, args, args.v, args.v_tail, v_chunks, seq.batch, seq.v, head_kv, key, kv_out.v))
+        kv_out = kv_out.after_v(_load_v(plan, args, seq, head_kv, key, rank, kv_out.v))
         at = following
+    if plan.kv_multicast > 1:  # the other CTA still says that slots are empty
+        kv_out.k.drain()
+        if not plan.shared_kv_ring:
+            kv_out.v.drain()
+
+
+@gluon.jit
+def _join(plan: gl.constexpr):
+    """This CTA's rank in its cluster, whose CTAs are now all ready; every warp calls it."""
+    if plan.kv_multicast > 1:
+        ptx.cluster_barrier()
+        return ptx.cta_rank()
+    else:
+        return gl.to_tensor(0)
+
+
+@gluon.jit
+def spare(plan: gl.constexpr):
+    """Warps without work, which a barrier of the cluster would wait for."""
+    _join(plan)
+
+
+@gluon.jit
+def _load_k(plan: gl.constexpr, args, seq, head, key, rank, out):
+    chunks: gl.constexpr = plan.head_dim_chunks
+    if plan.kv_multicast > 1:
+        return multicast.load_keys(plan, args, "k", chunks, seq.batch, seq.k, head, key, rank, out)
+    else:
+        return paging.load_keys(plan, args, args.k, args.k_tail, chunks, seq.batch, seq.k, head, key, out)
+
+
+@gluon.jit
+def _load_v(plan: gl.constexpr, args, seq, head, key, rank, out):
+    chunks: gl.constexpr = plan.head_dim_v_chunks
+    if plan.kv_multicast > 1:
+        return multicast.load_keys(plan, args, "v", chunks, seq.batch, seq.v, head, key, rank, out)
+    else:
+        return paging.load_keys(plan, args, args.v, args.v_tail, chunks, seq.batch, seq.v, head, key, out)
 
 
 @gluon.jit
 def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, index: gl.constexpr):
     """Computes the query rows of one warpgroup, tile after tile."""
+    rank = _join(plan)
     q_in = q.lane(index).receiver()
     o_slot = o.slots.index(index)
     o_tail = o.tails.index(index)
@@ -97,7 +134,7 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, index: gl.constexpr):
     at, tiles_in = receive_tile(tiles.receiver())
     while at.valid != 0:
         work = work_at(plan, args, at)
-        row = work.row + index * plan.tile_m
+        row = work.row + rank * plan.rows_per_cta + index * plan.tile_m
         state, kv_in = _attend(plan, args, work, row, q_in, kv_in, index)
         if plan.num_splits > 1:
             _finish_part(plan, args, work, row, state)
@@ -410,36 +447,58 @@ def forward(
     )  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     consumers: gl.constexpr = plan.q_stages
-    q = make_channel(make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_chunks), consumers, 1, plain)
+    shares: gl.constexpr = plan.kv_multicast > 1
+    window = gl.to_tensor(0)
+    if shares:
+        window = ptx.shared_window()
+    q = make_channel(make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_chunks), consumers, 1, plain, window, shares)
     if plan.o_over_q:
         o = q.buffers
     else:
         o = make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_v_chunks)
     if plan.shared_kv_ring:
-        k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, consumers, plain)
+        k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, consumers, plain, window, shares)
         v = k
     else:
-        k = make_channel(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, consumers, plain)
-        v = make_channel(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, consumers, plain)
-    tiles = make_tile_channel(consumers, plain)
+        k = make_channel(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, consumers, plain, window, shares)
+        v = make_channel(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, consumers, plain, window, shares)
+    tiles = make_tile_channel(consumers, plain, window, shares)
+    handout = multicast.make_handout(plan)
     kv_out = KeyValue(k.sender(), v.sender(), plan.shared_kv_ring)
     kv_in = KeyValue(k.receiver(), v.receiver(), plan.shared_kv_ring)
     registers: gl.constexpr = worker_registers(plan)
     if consumers == 1:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
-            (producer, (plan, args, q, kv_out, o, tiles)),
+            (producer, (plan, args, q, kv_out, o, tiles, handout)),
         ], [1], registers)  # fmt: skip
+    elif consumers == 2 and shares:
+        gl.warp_specialize([
+            (consumer, (plan, args, q, kv_in, o, tiles, 0)),
+            (consumer, (plan, args, q, kv_in, o, tiles, 1)),
+            (spare, (plan,)),
+            (producer, (plan, args, q, kv_out, o, tiles, handout)),
+            (spare, (plan,)),
+        ], [WARPS, 2, 1, 1], [registers[0], registers[1], registers[1], registers[1]])  # fmt: skip
     elif consumers == 2:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
-            (producer, (plan, args, q, kv_out, o, tiles)),
+            (producer, (plan, args, q, kv_out, o, tiles, handout)),
         ], [WARPS, 1], registers)  # fmt: skip
+    elif shares:
+        gl.warp_specialize([
+            (consumer, (plan, args, q, kv_in, o, tiles, 0)),
+            (consumer, (plan, args, q, kv_in, o, tiles, 1)),
+            (consumer, (plan, args, q, kv_in, o, tiles, 2)),
+            (spare, (plan,)),
+            (producer, (plan, args, q, kv_out, o, tiles, handout)),
+            (spare, (plan,)),
+        ], [WARPS, WARPS, 2, 1, 1], [registers[0], registers[1], registers[2], registers[2], registers[2]])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
             (consumer, (plan, args, q, kv_in, o, tiles, 2)),
-            (producer, (plan, args, q, kv_out, o, tiles)),
+            (producer, (plan, args, q, kv_out, o, tiles, handout)),
         ], [WARPS, WARPS, 1], registers)  # fmt: skip
