@@ -63,6 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "q_smem": {"q_registers": False},
     "overlap": {"intra_overlap": True},
     "multicast": {"kv_multicast": 2},
+    "whole": {"kv_multicast": 2, "do_stages": 1},
 }
 WIDE = {"heads": 16, "head_dim_v": 128}
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
@@ -166,7 +167,7 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
             *(by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")),
             *(by_tokens(d, 8192, mask, **(WIDE if d == 192 else {})) for d in (64, 192, 256) for mask in ("full", "causal")),
         ],
-        ["planned", "planned+multicast", "planned+multicast+n64"],
+        ["planned", "planned+multicast", "planned+whole"],
     ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],

@@ -57,11 +57,11 @@ class Channel:
     buffers: Buffers
     ready: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
-    granted: gl.shared_memory_descriptor  # the slot is empty in the other CTA of a cluster too; else the same as ``empty``
     stages: gl.constexpr
     plain: gl.constexpr  # Gluon's own arrive: slower, but visible to Triton's sanitizers
     window: gl.tensor  # see ``ptx.shared_window``
     shared: gl.constexpr  # between the CTAs of a cluster of programs
+    both: gl.constexpr
 
     @gluon.jit
     def at(self, slot):
@@ -75,7 +75,7 @@ class Channel:
     def lane(self, i: gl.constexpr):
         """Slot ``i`` as a channel of its own."""
         lane = Buffers(self.buffers.slots.slice(i, 1), self.buffers.tails.slice(i, 1))
-        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), self.granted.slice(i, 1), gl.constexpr(1), self.plain, self.window, self.shared)
+        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain, self.window, self.shared, self.both)
 
     @gluon.jit
     def sender(self):
@@ -87,13 +87,13 @@ class Channel:
 
 
 @gluon.jit
-def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr, window=0, shared: gl.constexpr = False):
+def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr, window=0, shared: gl.constexpr = False, both: gl.constexpr = False):
     """A channel over ``buffers``, each slot released by ``consumers`` warpgroups."""
-    return channel_of(buffers, stages, consumers if plain else consumers * WARPS, plain, False, window, shared)
+    return channel_of(buffers, stages, 2 * consumers * WARPS if both else consumers if plain else consumers * WARPS, plain, False, window, shared, both)
 
 
 @gluon.jit
-def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False, window=0, shared: gl.constexpr = False):
+def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False, window=0, shared: gl.constexpr = False, both: gl.constexpr = False):
     """A channel over ``buffers``, each slot released by ``arrivals`` arrivals.
 
     With ``pair`` a slot is ready when both CTAs of a pair have loaded their part of it, which the first one's MMA warp waits for.
@@ -103,12 +103,7 @@ def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.
     for i in gl.static_range(stages):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(i), count=arrivals)
-    granted = empty
-    if shared:
-        granted = mbarrier.allocate_mbarrier(batch=stages)
-        for i in gl.static_range(stages):
-            mbarrier.init(granted.index(i), count=1)
-    return Channel(buffers, ready, empty, granted, stages, plain, gl.to_tensor(window), shared)
+    return Channel(buffers, ready, empty, stages, plain, gl.to_tensor(window), shared, both)
 
 
 @gluon.jit
@@ -135,11 +130,10 @@ class Sender:
         mbarrier.expect(self.channel.ready.index(self.index), nbytes)
 
     @gluon.jit
-    def acquire_in_cluster(self, nbytes: gl.constexpr, other):
-        """``acquire`` in both CTAs of a cluster, of which ``other`` is the rank of the other one."""
-        self.acquire(nbytes)
-        ptx.arrive_at(self.channel.at(self.channel.granted.index(self.index)), other)
-        ptx.wait_phase_of_cluster(self.channel.at(self.channel.granted.index(self.index)), self.phase ^ 1)
+    def acquire_in_cluster(self, nbytes: gl.constexpr):
+        """``acquire`` in every CTA of a cluster, whose consumers all release a slot of each."""
+        ptx.wait_phase_of_cluster(self.channel.at(self.channel.empty.index(self.index)), self.phase)
+        mbarrier.expect(self.channel.ready.index(self.index), nbytes)
 
     @gluon.jit
     def wait_empty(self):
@@ -202,7 +196,9 @@ class Receiver:
     @gluon.jit
     def release(self):
         """Gives the slot back; every warp calls it after its last read."""
-        if self.channel.plain:
+        if self.channel.both:
+            ptx.arrive_warp_both(self.channel.at(self.channel.empty.index(self.index)))
+        elif self.channel.plain:
             mbarrier.arrive(self.channel.empty.index(self.index), count=1)
         else:
             ptx.arrive_warp(self.channel.at(self.channel.empty.index(self.index)))

@@ -74,19 +74,24 @@ def tile_bytes(plan, chunks):
 @gluon.jit
 def load_keys(plan: gl.constexpr, args, tensor: gl.constexpr, chunks: gl.constexpr, batch, rows, head, key, rank, out):
     """A sequence's keys or values from ``key`` on into the next slot of channel end ``out`` of every CTA of the cluster."""
+    whole: gl.constexpr = plan.do_stages == 1
     part: gl.constexpr = plan.tile_n // plan.kv_multicast
-    out.acquire_in_cluster(tile_bytes(plan, chunks), rank ^ 1)
+    out.acquire_in_cluster(tile_bytes(plan, chunks))
+    mine = gl.to_tensor(1)
+    if whole:
+        mine = (rank == (0 if tensor == "k" else 1)).to(gl.int32)
+        rank = gl.to_tensor(0)
     row = key + rank * part
-    _load_chunk(plan, tensor, False, chunks[0], coordinates(plan, batch, rows, head, row, 0), rank * part, out.channel.at(out.ready()), out.channel.at(out.slot()))
+    _load_chunk(plan, tensor, False, chunks[0], coordinates(plan, batch, rows, head, row, 0), rank * part, out.channel.at(out.ready()), out.channel.at(out.slot()), mine)
     if len(chunks) > 1:
         coords = coordinates(plan, batch, rows, head, row, chunks[0])
-        _load_chunk(plan, tensor, True, chunks[1], coords, rank * part, out.channel.at(out.ready()), out.channel.at(out.tail()))
+        _load_chunk(plan, tensor, True, chunks[1], coords, rank * part, out.channel.at(out.ready()), out.channel.at(out.tail()), mine)
     return out.next()
 
 
 @gluon.jit
-def _load_chunk(plan: gl.constexpr, tensor: gl.constexpr, tail: gl.constexpr, columns: gl.constexpr, coords, row, barrier, slot):
+def _load_chunk(plan: gl.constexpr, tensor: gl.constexpr, tail: gl.constexpr, columns: gl.constexpr, coords, row, barrier, slot, mine):
     row_bytes: gl.constexpr = min(128, columns * plan.element_bytes)
     ptx.load_for_cluster(
-        parameter(plan, tensor, tail), coords, columns, plan.tile_n * row_bytes, row * row_bytes, barrier, slot, plan.kv_multicast
+        parameter(plan, tensor, tail), coords, columns, plan.tile_n * row_bytes, row * row_bytes, barrier, slot, plan.kv_multicast, mine
     )

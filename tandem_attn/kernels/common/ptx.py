@@ -96,13 +96,13 @@ def cluster_barrier():
 
 
 @gluon.jit
-def arrive_at(barrier, rank):
-    """One arrival of this warp at the barrier in the CTA ``rank`` of the cluster (PTX ISA: mapa, mbarrier.arrive)."""
+def arrive_warp_both(barrier):
+    """``arrive_warp`` at a barrier and at that of the other CTA of a cluster of two (PTX ISA: mbarrier.arrive, .release.cluster)."""
     gl.inline_asm(
-        "{ .reg .pred one; .reg .b32 at; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; mapa.shared::cluster.u32 at, $0, $1; "
-        "@one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [at]; }",
-        "r,r,~{memory}",
-        [barrier, rank],
+        "{ .reg .pred one; .reg .b32 there; xor.b32 there, $0, 0x1000000; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; "
+        "@one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0]; @one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }",
+        "r,~{memory}",
+        [barrier],
     )
 
 
@@ -117,7 +117,7 @@ def wait_phase_of_cluster(barrier, phase):
 
 
 @gluon.jit
-def load_for_cluster(map: gl.constexpr, coords, columns: gl.constexpr, panel_bytes: gl.constexpr, offset, barrier, slot, ctas: gl.constexpr):
+def load_for_cluster(map: gl.constexpr, coords, columns: gl.constexpr, panel_bytes: gl.constexpr, offset, barrier, slot, ctas: gl.constexpr, mine):
     """A copy by TMA into the same place of every CTA of the cluster, each told by its own barrier (PTX ISA: cp.async.bulk.tensor).
 
     ``map``: number of the kernel parameter that is the descriptor. ``coords``: outermost first, as Gluon has them. The box has 128 bytes of
@@ -125,13 +125,14 @@ def load_for_cluster(map: gl.constexpr, coords, columns: gl.constexpr, panel_byt
     """
     rank: gl.constexpr = len(coords)
     asm: gl.constexpr = _load_for_cluster(map, rank, columns, panel_bytes, ctas)
-    gl.inline_asm(asm, "r,r,r,r,r,r,r,~{memory}" if rank == 4 else "r,r,r,r,r,r,r,r,~{memory}", [slot, barrier, offset] + coords)
+    gl.inline_asm(asm, "r,r,r,r,r,r,r,r,~{memory}" if rank == 4 else "r,r,r,r,r,r,r,r,r,~{memory}", [slot, barrier, offset, mine] + coords)
 
 
 @gluon.constexpr_function
 def _load_for_cluster(map, rank, columns, panel_bytes, ctas):
-    coords = [f"${3 + i}" for i in reversed(range(rank))]
+    coords = [f"${4 + i}" for i in reversed(range(rank))]
     lines = ["{ .reg .pred one; .reg .b64 map; .reg .b32 to, column; .reg .b16 all;", "elect.sync _|one, 0xffffffff;"]
+    lines += ["setp.ne.and.u32 one, $3, 0, one;"]
     lines += [f"mov.b64 map, forward_param_{map};", "cvta.param.u64 map, map;", f"mov.b16 all, {(1 << ctas) - 1};", "add.u32 to, $0, $2;"]
     for i in range(max(1, columns // 64)):
         lines += [f"add.u32 column, {coords[0]}, {64 * i};"]
