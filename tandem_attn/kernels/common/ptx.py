@@ -100,7 +100,7 @@ def arrive_warp_both(barrier):
     """``arrive_warp`` at a barrier and at that of the other CTA of a cluster of two (PTX ISA: mbarrier.arrive, .release.cluster)."""
     gl.inline_asm(
         "{ .reg .pred one; .reg .b32 there; xor.b32 there, $0, 0x1000000; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; "
-        "@one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0]; @one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }",
+        "@one mbarrier.arrive.shared::cta.b64 _, [$0]; @one mbarrier.arrive.shared::cluster.b64 _, [there]; }",
         "r,~{memory}",
         [barrier],
     )
