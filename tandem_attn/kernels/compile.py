@@ -236,7 +236,7 @@ def box_shape(tensor: str, tail: bool, plan: Plan) -> list[int]:
     """Shape of one TMA copy of q, k, v or o, see ``kernels.common.copies``."""
     chunks = plan.head_dim_chunks if tensor in "qk" else plan.head_dim_v_chunks
     if tensor in "kv":
-        rows = [plan.page_rows or plan.tile_n // (plan.kv_multicast if not plan.do_stages else 1)]
+        rows = [plan.page_rows or plan.tile_n]
     else:
         rows = [plan.tile_m * plan.cta_group]
         if plan.pack_gqa > 1:

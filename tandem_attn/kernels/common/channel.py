@@ -59,14 +59,14 @@ class Channel:
     empty: gl.shared_memory_descriptor
     stages: gl.constexpr
     plain: gl.constexpr  # Gluon's own arrive: slower, but visible to Triton's sanitizers
-    window: gl.tensor  # see ``ptx.shared_window``
-    shared: gl.constexpr  # between the CTAs of a cluster of programs
-    both: gl.constexpr
+    window: gl.tensor  # see ``ptx.shared_window``; read in clusters of programs only
+    ctas: gl.constexpr  # of such a cluster
+    shared: gl.constexpr  # a slot is released to the producers of all of them
 
     @gluon.jit
-    def at(self, slot):
-        """The address of this CTA's ``slot`` for ``ptx``."""
-        if self.shared:
+    def here(self, slot):
+        """``slot``, or what ``ptx`` takes for this CTA's."""
+        if self.ctas > 1:
             return ptx.in_window(slot, self.window)
         else:
             return slot
@@ -75,7 +75,7 @@ class Channel:
     def lane(self, i: gl.constexpr):
         """Slot ``i`` as a channel of its own."""
         lane = Buffers(self.buffers.slots.slice(i, 1), self.buffers.tails.slice(i, 1))
-        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain, self.window, self.shared, self.both)
+        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain, self.window, self.ctas, self.shared)
 
     @gluon.jit
     def sender(self):
@@ -87,13 +87,20 @@ class Channel:
 
 
 @gluon.jit
-def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr, window=0, shared: gl.constexpr = False, both: gl.constexpr = False):
-    """A channel over ``buffers``, each slot released by ``consumers`` warpgroups."""
-    return channel_of(buffers, stages, 2 * consumers * WARPS if both else consumers if plain else consumers * WARPS, plain, False, window, shared, both)
+def make_channel(
+    buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr,
+    window=0, ctas: gl.constexpr = 1, shared: gl.constexpr = False,
+):  # fmt: skip
+    """A channel over ``buffers``, each slot released by ``consumers`` warpgroups of each CTA of a cluster that shares it."""
+    arrivals: gl.constexpr = (consumers if plain else consumers * WARPS) * (ctas if shared else 1)
+    return channel_of(buffers, stages, arrivals, plain, False, window, ctas, shared)
 
 
 @gluon.jit
-def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False, window=0, shared: gl.constexpr = False, both: gl.constexpr = False):
+def channel_of(
+    buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False,
+    window=0, ctas: gl.constexpr = 1, shared: gl.constexpr = False,
+):  # fmt: skip
     """A channel over ``buffers``, each slot released by ``arrivals`` arrivals.
 
     With ``pair`` a slot is ready when both CTAs of a pair have loaded their part of it, which the first one's MMA warp waits for.
@@ -103,7 +110,7 @@ def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.
     for i in gl.static_range(stages):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(i), count=arrivals)
-    return Channel(buffers, ready, empty, stages, plain, gl.to_tensor(window), shared, both)
+    return Channel(buffers, ready, empty, stages, plain, gl.to_tensor(window), ctas, shared)
 
 
 @gluon.jit
@@ -132,7 +139,7 @@ class Sender:
     @gluon.jit
     def acquire_in_cluster(self, nbytes: gl.constexpr):
         """``acquire`` in every CTA of a cluster, whose consumers all release a slot of each."""
-        ptx.wait_phase_of_cluster(self.channel.at(self.channel.empty.index(self.index)), self.phase)
+        ptx.wait_phase_of_cluster(self.channel.here(self.channel.empty.index(self.index)), self.phase)
         mbarrier.expect(self.channel.ready.index(self.index), nbytes)
 
     @gluon.jit
@@ -178,7 +185,7 @@ class Receiver:
         if self.channel.plain:
             mbarrier.wait(self.channel.ready.index(self.index), self.phase)
         else:
-            ptx.wait_phase(self.channel.at(self.channel.ready.index(self.index)), self.phase)
+            ptx.wait_phase(self.channel.here(self.channel.ready.index(self.index)), self.phase)
 
     @gluon.jit
     def slot(self):
@@ -196,20 +203,22 @@ class Receiver:
     @gluon.jit
     def release(self):
         """Gives the slot back; every warp calls it after its last read."""
-        if self.channel.both:
-            ptx.arrive_warp_both(self.channel.at(self.channel.empty.index(self.index)))
+        if self.channel.shared:
+            ptx.arrive_warp_both(self.channel.here(self.channel.empty.index(self.index)))
         elif self.channel.plain:
             mbarrier.arrive(self.channel.empty.index(self.index), count=1)
         else:
-            ptx.arrive_warp(self.channel.at(self.channel.empty.index(self.index)))
+            ptx.arrive_warp(self.channel.here(self.channel.empty.index(self.index)))
 
     @gluon.jit
     def release_after(self, value):
         """``release``, not before ``value`` is computed: see ``ptx.arrive_warp_after``."""
-        if self.channel.plain:
+        if self.channel.shared:
+            self.release()
+        elif self.channel.plain:
             mbarrier.arrive(self.channel.empty.index(self.index), count=1)
         else:
-            ptx.arrive_warp_after(self.channel.at(self.channel.empty.index(self.index)), value)
+            ptx.arrive_warp_after(self.channel.here(self.channel.empty.index(self.index)), value)
 
     @gluon.jit
     def next(self):

@@ -1,7 +1,7 @@
-"""K and V for the CTAs of a cluster: each loads a part of the rows of every tile, which TMA brings to all of them (multicast).
+"""K and V for the CTAs of a cluster: each loads a part of every tile, which TMA brings to all of them (multicast).
 
 The CTAs are programs of their own, which work on neighbouring rows of one head and so visit the same key blocks in the same order. A slot is
-filled when it is empty in all of them: each tells the other, see ``Sender.acquire_in_cluster``.
+filled when it is empty in all of them, since consumers release it in all of them, see ``Receiver.release``.
 """
 
 from triton.experimental import gluon
@@ -67,31 +67,43 @@ def parameter(plan, tensor, tail):
 
 
 @gluon.constexpr_function
+def panel_columns(plan, columns):
+    """Columns of one copy: a swizzled tile lies in shared memory in panels of 128 bytes a row, one behind the other."""
+    return min(columns, 128 // plan.element_bytes)
+
+
+@gluon.constexpr_function
+def panels_before(plan, tensor, tail):
+    """Panels of K, then V, that come before those of a chunk: each CTA loads every other one."""
+    counts = [sum(columns // panel_columns(plan, columns) for columns in plan.head_dim_chunks)] if tensor == "v" else []
+    chunks = plan.head_dim_v_chunks if tensor == "v" else plan.head_dim_chunks
+    return sum(counts) + (chunks[0] // panel_columns(plan, chunks[0]) if tail else 0)
+
+
+@gluon.constexpr_function
 def tile_bytes(plan, chunks):
     return plan.tile_n * sum(chunks) * plan.element_bytes
 
 
 @gluon.jit
-def load_keys(plan: gl.constexpr, args, tensor: gl.constexpr, chunks: gl.constexpr, batch, rows, head, key, rank, out):
+def load_keys(plan: gl.constexpr, tensor: gl.constexpr, chunks: gl.constexpr, batch, rows, head, key, rank, out):
     """A sequence's keys or values from ``key`` on into the next slot of channel end ``out`` of every CTA of the cluster."""
-    whole: gl.constexpr = plan.do_stages == 1
-    part: gl.constexpr = plan.tile_n // plan.kv_multicast
     out.acquire_in_cluster(tile_bytes(plan, chunks))
-    mine = gl.to_tensor(1)
-    if whole:
-        mine = (rank == (0 if tensor == "k" else 1)).to(gl.int32)
-        rank = gl.to_tensor(0)
-    row = key + rank * part
-    _load_chunk(plan, tensor, False, chunks[0], coordinates(plan, batch, rows, head, row, 0), rank * part, out.channel.at(out.ready()), out.channel.at(out.slot()), mine)
+    _load_chunk(plan, tensor, False, chunks[0], 0, batch, rows, head, key, rank, out.channel.here(out.ready()), out.channel.here(out.slot()))
     if len(chunks) > 1:
-        coords = coordinates(plan, batch, rows, head, row, chunks[0])
-        _load_chunk(plan, tensor, True, chunks[1], coords, rank * part, out.channel.at(out.ready()), out.channel.at(out.tail()), mine)
+        _load_chunk(plan, tensor, True, chunks[1], chunks[0], batch, rows, head, key, rank, out.channel.here(out.ready()), out.channel.here(out.tail()))
     return out.next()
 
 
 @gluon.jit
-def _load_chunk(plan: gl.constexpr, tensor: gl.constexpr, tail: gl.constexpr, columns: gl.constexpr, coords, row, barrier, slot, mine):
-    row_bytes: gl.constexpr = min(128, columns * plan.element_bytes)
-    ptx.load_for_cluster(
-        parameter(plan, tensor, tail), coords, columns, plan.tile_n * row_bytes, row * row_bytes, barrier, slot, plan.kv_multicast, mine
-    )
+def _load_chunk(
+    plan: gl.constexpr, tensor: gl.constexpr, tail: gl.constexpr, columns: gl.constexpr, first: gl.constexpr,
+    batch, rows, head, key, rank, barrier, slot,
+):  # fmt: skip
+    width: gl.constexpr = panel_columns(plan, columns)
+    number: gl.constexpr = panels_before(plan, tensor, tail)
+    for i in gl.static_range(columns // width):
+        coords = coordinates(plan, batch, rows, head, key, first + i * width)
+        mine = rank == (number + i) % plan.kv_multicast
+        to = slot + i * (plan.tile_n * width * plan.element_bytes)
+        ptx.load_for_cluster(parameter(plan, tensor, tail), coords, to, barrier, mine.to(gl.int32), plan.kv_multicast)

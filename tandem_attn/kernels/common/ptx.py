@@ -117,30 +117,23 @@ def wait_phase_of_cluster(barrier, phase):
 
 
 @gluon.jit
-def load_for_cluster(map: gl.constexpr, coords, columns: gl.constexpr, panel_bytes: gl.constexpr, offset, barrier, slot, ctas: gl.constexpr, mine):
-    """A copy by TMA into the same place of every CTA of the cluster, each told by its own barrier (PTX ISA: cp.async.bulk.tensor).
+def load_for_cluster(map: gl.constexpr, coords, slot, barrier, mine, ctas: gl.constexpr):
+    """A box by TMA into the same place of every CTA of the cluster, each told by its own barrier (PTX ISA: cp.async.bulk.tensor).
 
-    ``map``: number of the kernel parameter that is the descriptor. ``coords``: outermost first, as Gluon has them. The box has 128 bytes of
-    columns at most; further ones, up to ``columns``, are copied ``panel_bytes`` behind. ``offset``: bytes from ``slot`` on.
+    Nothing where ``mine`` is 0. ``map``: number of the kernel parameter that is the descriptor. ``coords``: outermost first, as in Gluon.
     """
     rank: gl.constexpr = len(coords)
-    asm: gl.constexpr = _load_for_cluster(map, rank, columns, panel_bytes, ctas)
-    gl.inline_asm(asm, "r,r,r,r,r,r,r,r,~{memory}" if rank == 4 else "r,r,r,r,r,r,r,r,r,~{memory}", [slot, barrier, offset, mine] + coords)
+    asm: gl.constexpr = _load_for_cluster(map, rank, ctas)
+    gl.inline_asm(asm, "r,r,r,r,r,r,r,~{memory}" if rank == 4 else "r,r,r,r,r,r,r,r,~{memory}", [slot, barrier, mine] + coords)
 
 
 @gluon.constexpr_function
-def _load_for_cluster(map, rank, columns, panel_bytes, ctas):
-    coords = [f"${4 + i}" for i in reversed(range(rank))]
-    lines = ["{ .reg .pred one; .reg .b64 map; .reg .b32 to, column; .reg .b16 all;", "elect.sync _|one, 0xffffffff;"]
-    lines += ["setp.ne.and.u32 one, $3, 0, one;"]
-    lines += [f"mov.b64 map, forward_param_{map};", "cvta.param.u64 map, map;", f"mov.b16 all, {(1 << ctas) - 1};", "add.u32 to, $0, $2;"]
-    for i in range(max(1, columns // 64)):
-        lines += [f"add.u32 column, {coords[0]}, {64 * i};"]
-        at = ", ".join(["column", *coords[1:]])
-        lines += ["@one cp.async.bulk.tensor." + f"{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "]
-        lines[-1] += f"[to], [map, {{{at}}}], [$1], all;"
-        lines += [f"add.u32 to, to, {panel_bytes};"]
-    return "\n".join([*lines, "}"])
+def _load_for_cluster(map, rank, ctas):
+    at = ", ".join(f"${3 + i}" for i in reversed(range(rank)))
+    kind = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+    lines = ["{ .reg .pred one; .reg .b64 map; .reg .b16 all;", "elect.sync _|one, 0xffffffff;", "setp.ne.and.u32 one, $2, 0, one;"]
+    lines += [f"mov.b64 map, forward_param_{map};", "cvta.param.u64 map, map;", f"mov.b16 all, {(1 << ctas) - 1};"]
+    return "\n".join([*lines, f"@one {kind} [$0], [map, {{{at}}}], [$1], all;", "}"])
 
 
 @gluon.jit

@@ -101,19 +101,19 @@ def _dense_coords(tile, blocks, heads, batch, section, descending: gl.constexpr)
 
 
 @gluon.jit
-def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr, window=0, shared: gl.constexpr = False):
+def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr, window=0, ctas: gl.constexpr = 1):
     """Carries the coordinates of tiles from the producer to every consumer."""
-    return tile_channel_of(consumers if plain else consumers * WARPS, plain, (), window, shared)
+    return tile_channel_of(consumers if plain else consumers * WARPS, plain, (), window, ctas)
 
 
 @gluon.jit
-def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = (), window=0, shared: gl.constexpr = False):
+def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = (), window=0, ctas: gl.constexpr = 1):
     """``make_tile_channel``, each slot released by ``arrivals`` arrivals.
 
     ``in_each_cta``: layout bases of shared memory of which each CTA of a pair has its own.
     """
     slots = gl.allocate_shared_memory(gl.int32, [AHEAD, 4], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta))
-    return channel_of(Buffers(slots, slots), AHEAD, arrivals, plain, False, window, shared)
+    return channel_of(Buffers(slots, slots), AHEAD, arrivals, plain, False, window, ctas)
 
 
 @gluon.jit
@@ -137,7 +137,7 @@ def following_tile(plan: gl.constexpr, args, tile, num_tiles):
 def send_tile(out, at):
     """Passes a tile's coordinates to the consumers."""
     out.wait_empty()
-    ptx.store_four(out.channel.at(out.slot()), at.valid, at.m_block, at.head, at.batch)
+    ptx.store_four(out.channel.here(out.slot()), at.valid, at.m_block, at.head, at.batch)
     mbarrier.arrive(out.ready(), count=1)
     return out.next()
 
@@ -146,6 +146,6 @@ def send_tile(out, at):
 def receive_tile(tiles_in):
     """The next tile's coordinates."""
     tiles_in.wait()
-    valid, m_block, head, batch = ptx.load_four(tiles_in.channel.at(tiles_in.slot()))
+    valid, m_block, head, batch = ptx.load_four(tiles_in.channel.here(tiles_in.slot()))
     tiles_in.release()
     return Coords(valid, m_block, head, batch), tiles_in.next()

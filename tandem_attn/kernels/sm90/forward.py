@@ -109,7 +109,7 @@ def spare(plan: gl.constexpr):
 def _load_k(plan: gl.constexpr, args, seq, head, key, rank, out):
     chunks: gl.constexpr = plan.head_dim_chunks
     if plan.kv_multicast > 1:
-        return multicast.load_keys(plan, args, "k", chunks, seq.batch, seq.k, head, key, rank, out)
+        return multicast.load_keys(plan, "k", chunks, seq.batch, seq.k, head, key, rank, out)
     else:
         return paging.load_keys(plan, args, args.k, args.k_tail, chunks, seq.batch, seq.k, head, key, out)
 
@@ -118,7 +118,7 @@ def _load_k(plan: gl.constexpr, args, seq, head, key, rank, out):
 def _load_v(plan: gl.constexpr, args, seq, head, key, rank, out):
     chunks: gl.constexpr = plan.head_dim_v_chunks
     if plan.kv_multicast > 1:
-        return multicast.load_keys(plan, args, "v", chunks, seq.batch, seq.v, head, key, rank, out)
+        return multicast.load_keys(plan, "v", chunks, seq.batch, seq.v, head, key, rank, out)
     else:
         return paging.load_keys(plan, args, args.v, args.v_tail, chunks, seq.batch, seq.v, head, key, out)
 
@@ -153,7 +153,8 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, index: gl.constexpr):
 def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexpr):
     """Softmax-weighted values of all key blocks, from the last block to the first; not yet normalised."""
     tree: gl.constexpr = masks.parse(plan.mask)
-    visit = work.visit
+    visit = _own_blocks(plan, args, work, row)
+    skipped = work.visit.stop - visit.stop
     q_in.wait()
     q_a = q_in.slot()
     q_b = q_in.tail()
@@ -164,7 +165,12 @@ def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexp
             q_b = q_b.load(operand)
         fence_async_shared()
         q_in.release()
+    if skips_blocks(plan):
+        kv_in = _skip_before(plan, kv_in, skipped, index)
     state, kv_in = _first_block(plan, args, work, row, q_a, q_b, kv_in, visit.stop - 1, index)
+    if skips_blocks(plan):
+        if skipped > 0:
+            kv_in = kv_in.after_v(_skipped(kv_in.v))
     n_block = visit.stop - 2
     for _ in range(gl.maximum(visit.full_stop, visit.start), visit.stop - 1):
         state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
@@ -185,6 +191,44 @@ def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexp
     acc, acc_tail = _values_wait(plan, o_mma, tail_mma)
     v.release()
     return State(acc, acc_tail, state.row_max, state.row_sum, state.p), kv_in.after_v(v.next())
+
+
+@gluon.constexpr_function
+def skips_blocks(plan):
+    """Whether the last blocks that a tile visits may lie beyond what its first rows see, and these rows then skip them."""
+    tree = masks.parse(plan.mask)
+    ends_early = tree.kind == "window" and tree.left == "None" and tree.right != "None"
+    return ends_early and not plan.do_stages and plan.num_splits == 1 and plan.queries_per_tile * plan.pack_rows > plan.tile_n
+
+
+@gluon.jit
+def _own_blocks(plan: gl.constexpr, args, work, row):
+    """The key blocks of one consumer's rows: those of the tile, or fewer."""
+    if skips_blocks(plan):
+        queries: gl.constexpr = plan.tile_m // plan.pack_rows
+        first = packing.queries(plan, row)
+        return masks.visit(masks.parse(plan.mask), args.scalars, work.seq, first, queries, plan.tile_n, ())
+    else:
+        return work.visit
+
+
+@gluon.jit
+def _skip_before(plan: gl.constexpr, kv_in, skipped, index: gl.constexpr):
+    """Lets the last blocks pass, all of them but V of the first that is not skipped."""
+    for i in range(skipped):
+        _take_turn(plan, index)
+        _pass_turn(plan, index)
+        kv_in = kv_in.after_k(_skipped(kv_in.k))
+        if i > 0:
+            kv_in = kv_in.after_v(_skipped(kv_in.v))
+    return kv_in
+
+
+@gluon.jit
+def _skipped(end):
+    end.wait()
+    end.release()
+    return end.next()
 
 
 @gluon.jit
@@ -447,22 +491,22 @@ def forward(
     )  # fmt: skip
     dtype: gl.constexpr = q_desc.dtype
     consumers: gl.constexpr = plan.q_stages
-    shares: gl.constexpr = plan.kv_multicast > 1
+    ctas: gl.constexpr = plan.kv_multicast
     window = gl.to_tensor(0)
-    if shares:
+    if ctas > 1:
         window = ptx.shared_window()
-    q = make_channel(make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_chunks), consumers, 1, plain, window, shares)
+    q = make_channel(make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_chunks), consumers, 1, plain, window, ctas)
     if plan.o_over_q:
         o = q.buffers
     else:
         o = make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_v_chunks)
     if plan.shared_kv_ring:
-        k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, consumers, plain, window, shares, shares)
+        k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, consumers, plain, window, ctas, ctas > 1)
         v = k
     else:
-        k = make_channel(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, consumers, plain, window, shares, shares)
-        v = make_channel(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, consumers, plain, window, shares, shares)
-    tiles = make_tile_channel(consumers, plain, window, shares)
+        k = make_channel(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, consumers, plain, window, ctas, ctas > 1)
+        v = make_channel(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, consumers, plain, window, ctas, ctas > 1)
+    tiles = make_tile_channel(consumers, plain, window, ctas)
     handout = multicast.make_handout(plan)
     kv_out = KeyValue(k.sender(), v.sender(), plan.shared_kv_ring)
     kv_in = KeyValue(k.receiver(), v.receiver(), plan.shared_kv_ring)
@@ -472,7 +516,7 @@ def forward(
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
             (producer, (plan, args, q, kv_out, o, tiles, handout)),
         ], [1], registers)  # fmt: skip
-    elif consumers == 2 and shares:
+    elif consumers == 2 and ctas > 1:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
@@ -486,7 +530,7 @@ def forward(
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
             (producer, (plan, args, q, kv_out, o, tiles, handout)),
         ], [WARPS, 1], registers)  # fmt: skip
-    elif shares:
+    elif ctas > 1:
         gl.warp_specialize([
             (consumer, (plan, args, q, kv_in, o, tiles, 0)),
             (consumer, (plan, args, q, kv_in, o, tiles, 1)),
