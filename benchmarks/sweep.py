@@ -63,7 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "q_smem": {"q_registers": False},
     "overlap": {"intra_overlap": True},
     "multicast": {"kv_multicast": 2},
-    "noskip": {"do_stages": 1},
+    "alone": {"kv_multicast": 1},
 }
 WIDE = {"heads": 16, "head_dim_v": 128}
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
@@ -162,33 +162,14 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         ],
         ["planned+lpt16", "planned+lpt32", "planned+lpt64", "planned+lpt128", "planned+dynamic"],
     ),
-    "multicast_causal_skip": (
-        [by_tokens(d, s, "causal") for d, lengths in ((64, (2048, 4096, 8192, 16384, 32768)), (256, (1024, 2048, 4096, 8192, 16384, 32768))) for s in lengths],
-        ["planned", "planned+noskip", "planned+multicast"],
-    ),
-    "multicast_causal": (
-        [by_tokens(d, s, "causal", **(WIDE if d == 192 else {})) for d in (128, 192) for s in (2048, 4096, 8192, 16384, 32768)],
-        ["planned", "planned+multicast"],
-    ),
-    "multicast_causal_over": (
-        [by_tokens(128, s, "causal") for s in (4096, 16384)],
-        ["planned", "planned+multicast", "planned+multicast+q_smem+o_over_q", "planned+multicast+q_smem"],
-    ),
-    "multicast_full": (
+    "multicast": (
         [
-            by_tokens(d, s, "full", **(WIDE if d == 192 else {}))
-            for d, lengths in ((64, (16384, 32768)), (128, (2048, 4096, 8192, 16384, 32768)), (192, (4096, 8192, 16384, 32768)), (256, (4096, 8192, 16384, 32768)))
-            for s in lengths
+            *(by_tokens(64, s, mask) for s, mask in ((4096, "causal"), (32768, "causal"), (16384, "full"), (32768, "full"))),
+            *(by_tokens(128, s, "causal") for s in (2048, 4096, 8192, 32768)),
+            *(by_tokens(128, s, "full") for s in (8192, 16384, 32768)),
+            *(by_tokens(d, s, mask, **(WIDE if d == 192 else {})) for d in (192, 256) for s in (4096, 16384) for mask in ("causal", "full")),
         ],
-        ["planned", "planned+multicast"],
-    ),
-    "multicast_full_over": (
-        [by_tokens(128, s, "full") for s in (4096, 16384)],
-        ["planned", "planned+multicast", "planned+multicast+o_over_q"],
-    ),
-    "multicast_groups": (
-        [by_tokens(128, 8192, mask, heads=h, heads_kv=kv) for mask in ("full", "causal") for h, kv in ((32, 4), (16, 1))],
-        ["planned", "planned+multicast"],
+        ["planned+alone", "planned+multicast"],
     ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],

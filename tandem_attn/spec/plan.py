@@ -248,6 +248,12 @@ def _check_choices(p: Plan, arch: Arch) -> None:
         raise ValueError(f"descale must be False for dtype {p.dtype} (only {' and '.join(FLOAT8)} have descales)")
     if p.cta_group not in (1, 2) or (p.cta_group == 2 and not arch.tmem_columns):
         raise ValueError(f"cta_group must be 1, or 2 on a chip with tcgen05, got {p.cta_group!r} on {arch.name}")
+    if p.kv_multicast not in (1, 2) or (p.kv_multicast == 2 and (arch.tmem_columns or arch.capability is None or p.direction != FORWARD)):
+        raise ValueError(f"kv_multicast must be 1, or 2 in a forward on Hopper, got {p.kv_multicast!r} in a {p.direction} on {arch.name}")
+    if p.kv_multicast == 2 and p.q_stages < 2:
+        raise ValueError(f"kv_multicast must be 1 with one consumer, got {p.kv_multicast} with q_stages={p.q_stages}")
+    if p.kv_multicast == 2 and p.page_size:
+        raise ValueError(f"kv_multicast must be 1 for pages of {p.page_size} keys: the CTAs of a cluster load whole tiles together")
     if p.schedule.launch is Launch.CLC and not arch.tmem_columns:
         raise ValueError(f"schedule.launch 'clc' needs cluster launch control (Blackwell), got arch {arch.name}")
     if p.schedule.section < 0:

@@ -192,7 +192,7 @@ def _tiles(problem: Problem, plan: Plan, pack: int) -> int:
 
 
 def _pack_gqa(problem: Problem, arch: Arch, plan: Plan) -> tuple[int, str]:  # noqa: ARG001
-    if plan.cta_group == 2:
+    if plan.ctas > 1:
         return 1, ""
     ratio = max(n for n in range(1, plan.tile_m + 1) if problem.heads_per_kv % n == 0)  # a query's heads lie in one tile
     packed, apart = _tiles(problem, plan, ratio), _tiles(problem, plan, 1)
@@ -248,7 +248,7 @@ def _hopper_schedule(problem: Problem, arch: Arch, plan: Plan, reason: str) -> t
         return Schedule(ScheduleKind.NAIVE, launch, 0), f"all tiles alike: {launch.value} persistent, in plain order, head after head"
     how = f"{reason}: longest first, and an atomic counter hands out tiles"
     fitting = 2 ** math.ceil(math.log2(max(1.0, l2_heads(problem, arch))))
-    tiles = -(-problem.seqlen_q // plan.queries_per_tile) * problem.heads_per_kv // plan.pack_gqa  # of a KV head
+    tiles = -(-problem.seqlen_q * plan.pack_rows // plan.rows_per_cta) * problem.heads_per_kv // plan.pack_gqa  # of a CTA and KV head
     most = max(_MOST_SECTION, 2 ** int(math.log2(max(1, _MOST_SECTION_TILES // max(1, tiles)))))
     section = max(min(fitting, most), _LEAST_SECTION)
     if section >= problem.heads_kv * problem.batch:

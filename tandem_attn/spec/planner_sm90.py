@@ -126,6 +126,28 @@ def _turns_pay(problem: Problem, consumers: int) -> bool:
     return consumers > 2 or (consumers == 2 and max(problem.head_dim, problem.head_dim_v) > 64)
 
 
+# Shortest keys at which two CTAs that share K and V were faster than two that do not, by the larger head dimension: measured on an H200
+# (docs/findings.md). Shorter ones lose more by waiting for each other at every tile than the loads cost.
+_MULTICAST_FROM = {
+    "causal": {128: 2048, 192: 8192, 256: 4096},
+    "full": {64: 32768, 128: 16384, 192: 16384, 256: 8192},
+}
+_NEVER = 1 << 62
+_MULTICAST_TILES = 4 * 66  # of 256 rows, four for each two SMs of an H200: with fewer, the last ones leave SMs idle
+
+
+def _multicast_pays(problem: Problem) -> bool:
+    outer = problem.mask.bounds(problem.seqlen_q, problem.seqlen_k).outer
+    kind = "full" if outer.lo is None and outer.hi is None else "causal" if outer.lo is None else ""
+    if not kind or problem.page_size or problem.varlen or problem.seqused or reads_data(problem.mask.code):
+        return False
+    width = -(-max(problem.head_dim, problem.head_dim_v) // 64) * 64
+    from_keys = _MULTICAST_FROM[kind].get(width, _NEVER)
+    tiles = problem.batch * problem.heads * problem.seqlen_q // 256
+    enough = tiles >= _MULTICAST_TILES
+    return min(problem.seqlen_q, problem.seqlen_k) >= from_keys and enough
+
+
 def _q_registers_pay(problem: Problem) -> bool:
     """Measured on an H200 (docs/findings.md): at head_dim 128 with full masks, reading Q for each block costs less power than registers."""
     causal = problem.mask.bounds(problem.seqlen_q, problem.seqlen_k).outer.hi is not None
@@ -136,6 +158,12 @@ def _q_sentence(plan: Plan) -> str:
     if plan.q_registers:
         return "Q is read once into registers: shared memory feeds the MMAs with K and V only"
     return "Q stays in shared memory: its registers are free, and it measured faster"
+
+
+def _multicast_sentence(plan: Plan) -> str:
+    if plan.kv_multicast == 2:
+        return "two CTAs of neighbouring rows load each key block together: half the reads of L2, and the power they cost (measured)"
+    return "each CTA loads its own K and V: waiting for another would cost more than the reads (measured, docs/findings.md)"
 
 
 def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
@@ -151,6 +179,7 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
         Criterion(lambda p: p.q_registers != _q_registers_pay(problem), _q_sentence),
+        Criterion(lambda p: (p.kv_multicast == 2) != _multicast_pays(problem), _multicast_sentence),
         Criterion(lambda p: p.o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     )
@@ -188,6 +217,7 @@ FORWARD = Grid(
         "q_registers": (True, False),
         "intra_overlap": (False,),
         "o_over_q": (False, True),
+        "kv_multicast": (1, 2),
         "kv_stages": (ALL_THAT_FIT,),
     },
     build=_forward,

@@ -137,12 +137,6 @@ class Sender:
         mbarrier.expect(self.channel.ready.index(self.index), nbytes)
 
     @gluon.jit
-    def acquire_in_cluster(self, nbytes: gl.constexpr):
-        """``acquire`` in every CTA of a cluster, whose consumers all release a slot of each."""
-        ptx.wait_phase_of_cluster(self.channel.here(self.channel.empty.index(self.index)), self.phase)
-        mbarrier.expect(self.channel.ready.index(self.index), nbytes)
-
-    @gluon.jit
     def wait_empty(self):
         mbarrier.wait(self.channel.empty.index(self.index), self.phase)
 

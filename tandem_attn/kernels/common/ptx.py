@@ -89,7 +89,8 @@ def wait_phase(barrier, phase):
 
 @gluon.jit
 def cluster_barrier():
-    """Every thread of the cluster waits for all others, which then see the mbarriers that each has initialised (PTX ISA: fence, barrier.cluster)."""
+    """Every thread of the cluster waits for all others, which then see the mbarriers that each has initialised (PTX ISA: fence,
+    barrier.cluster)."""
     gl.inline_asm(
         "fence.mbarrier_init.release.cluster; barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", "~{memory}"
     )
@@ -97,22 +98,16 @@ def cluster_barrier():
 
 @gluon.jit
 def arrive_warp_both(barrier):
-    """``arrive_warp`` at a barrier and at that of the other CTA of a cluster of two (PTX ISA: mbarrier.arrive, .release.cluster)."""
+    """``arrive_warp`` at a barrier and at that of the other CTA of a cluster of two (PTX ISA: mbarrier.arrive, .shared::cluster).
+
+    For slots that were read, as nothing written is passed on: an arrival with ``.release.cluster`` costs a fence of the whole GPU (MEMBAR.ALL.GPU
+    in the machine code), which took 40 % of the speed on an H200. Bit 24 tells the two CTAs apart: there, ``mapa`` gives the same addresses.
+    """
     gl.inline_asm(
         "{ .reg .pred one; .reg .b32 there; xor.b32 there, $0, 0x1000000; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; "
         "@one mbarrier.arrive.shared::cta.b64 _, [$0]; @one mbarrier.arrive.shared::cluster.b64 _, [there]; }",
         "r,~{memory}",
         [barrier],
-    )
-
-
-@gluon.jit
-def wait_phase_of_cluster(barrier, phase):
-    """``wait_phase`` for what other CTAs of the cluster did before they arrived (PTX ISA: mbarrier.try_wait, .acquire.cluster)."""
-    gl.inline_asm(
-        "{ .reg .pred done; again${:uid}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$0], $1; @!done bra again${:uid}; }",
-        "r,r,~{memory}",
-        [barrier, phase],
     )
 
 
@@ -149,10 +144,11 @@ def arrive_warp_tmem(barrier):
 
 @gluon.jit
 def arrive_warp_tmem_pair(barrier):
-    """``arrive_warp_tmem`` at the barrier of the first CTA of the pair (PTX ISA: mbarrier.arrive)."""
+    """``arrive_warp_tmem`` at the barrier of the first CTA of the pair (PTX ISA: mbarrier.arrive). Without ``.release.cluster``, which would
+    be a fence of the whole GPU: what is passed on lies in tensor memory, and the tcgen05 fence orders that."""
     gl.inline_asm(
         "{ .reg .pred one; tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync; bar.warp.sync 0xffffffff; "
-        "elect.sync _|one, 0xffffffff; @one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0]; }",
+        "elect.sync _|one, 0xffffffff; @one mbarrier.arrive.shared::cluster.b64 _, [$0]; }",
         "r,~{memory}",
         [barrier],
     )

@@ -198,7 +198,7 @@ def skips_blocks(plan):
     """Whether the last blocks that a tile visits may lie beyond what its first rows see, and these rows then skip them."""
     tree = masks.parse(plan.mask)
     ends_early = tree.kind == "window" and tree.left == "None" and tree.right != "None"
-    return ends_early and not plan.do_stages and plan.num_splits == 1 and plan.queries_per_tile * plan.pack_rows > plan.tile_n
+    return ends_early and plan.num_splits == 1 and plan.queries_per_tile * plan.pack_rows > plan.tile_n
 
 
 @gluon.jit
