@@ -18,42 +18,61 @@ from tandem_attn.kernels.common.signal import make_signal
 TENSORS = gl.constexpr(("q", "k", "v", "o"))  # as the kernel's parameters have them
 
 
-@gluon.constexpr_function
-def hands_out(plan):
-    return plan.kv_multicast > 1 and is_dynamic(plan)
-
-
 @aggregate
-class HandOut:
-    """Where the first CTA puts the number of the next tile, in each CTA."""
+class Mail:
+    """Where the producer of the first CTA puts a number for those of all CTAs, its own too."""
 
-    number: gl.base_value
-    came: gl.base_value
-
-
-@gluon.jit
-def make_handout(plan: gl.constexpr):
-    if hands_out(plan):
-        number = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        return HandOut(number, make_signal(1, 1, True))
-    else:
-        return HandOut(gl.to_tensor(0), gl.to_tensor(0))
+    slot: gl.base_value  # shared memory; with the signals 0 where there is no cluster
+    came: gl.base_value  # signal: the number is there
+    taken: gl.base_value  # signal, of the first CTA: all have read the last number
+    rank: gl.base_value  # of this CTA
+    window: gl.base_value  # see ``ptx.shared_window``
 
 
 @gluon.jit
-def next_tile(plan: gl.constexpr, args, tile, num_tiles, handout, window):
-    """The number of the cluster's next tile, and the hand-out behind it.
-
-    The first CTA writes a number only when it has been told, tile by tile, that slots are empty in the other, which has read the last one.
-    """
-    if hands_out(plan):
-        mbarrier.expect(handout.came.barrier(), 4)
-        clusters = gl.num_programs(0) // plan.kv_multicast
-        ptx.take_for_pair(args.counter, num_tiles, clusters, handout.number, handout.came.barrier())
-        handout.came.wait()
-        return ptx.load_word(ptx.in_window(handout.number, window)), HandOut(handout.number, handout.came.next())
+def make_mail(plan: gl.constexpr, window):
+    nothing = gl.to_tensor(0)
+    if plan.kv_multicast > 1:
+        slot = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        return Mail(slot, make_signal(1, 1, False), make_signal(1, plan.kv_multicast, False), nothing, window)
     else:
-        return following_tile(plan, args, tile, num_tiles), handout
+        return Mail(nothing, nothing, nothing, nothing, nothing)
+
+
+@gluon.jit
+def await_number(mail):
+    """Says that the last number has been read; the first CTA goes on when all have said so."""
+    mbarrier.expect(mail.came.barrier(), 4)
+    ptx.arrive_warp_first(ptx.in_window(mail.taken.barrier(), mail.window))
+    if mail.rank == 0:
+        ptx.wait_phase(ptx.in_window(mail.taken.barrier(), mail.window), mail.taken.phase)
+
+
+@gluon.jit
+def read_number(mail):
+    """The number, and the mail behind it."""
+    ptx.wait_phase(ptx.in_window(mail.came.barrier(), mail.window), mail.came.phase)
+    number = ptx.load_word(ptx.in_window(mail.slot, mail.window))
+    return number, Mail(mail.slot, mail.came.next(), mail.taken.next(), mail.rank, mail.window)
+
+
+@gluon.jit
+def tell(number, mail):
+    """The first CTA's ``number``, in all CTAs, and the mail behind it."""
+    await_number(mail)
+    ptx.tell_pair(number, mail.slot, mail.came.barrier())
+    return read_number(mail)
+
+
+@gluon.jit
+def next_tile(plan: gl.constexpr, args, tile, num_tiles, mail):
+    """The number of the cluster's next tile, and the mail behind it."""
+    if plan.kv_multicast > 1 and is_dynamic(plan):
+        await_number(mail)
+        ptx.take_for_pair(args.counter, num_tiles, gl.num_programs(0) // plan.kv_multicast, mail.slot, mail.came.barrier())
+        return read_number(mail)
+    else:
+        return following_tile(plan, args, tile, num_tiles), mail
 
 
 @gluon.constexpr_function

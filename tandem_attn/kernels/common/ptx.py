@@ -262,6 +262,80 @@ def load_word(slot):
 
 
 @gluon.jit
+def load_global(pointer):
+    """The 32 bits at ``pointer``, which another CTA of the cluster may have written (PTX ISA: ld.relaxed)."""
+    return gl.inline_asm("ld.relaxed.cluster.global.b32 $0, [$1];", "=r,l,~{memory}", [pointer], gl.int32)
+
+
+@gluon.jit
+def push(ctas: gl.constexpr, head, node, link):
+    """Puts ``node`` before the list whose head lies in shared memory of the cluster's first CTA; ``link`` gets the one before. By the first
+    thread of a consumer (PTX ISA: mapa, atom, st)."""
+    gl.inline_asm(_push(ctas), "r,r,l,~{memory}", [head, node, link])
+
+
+@gluon.constexpr_function
+def _push(ctas):
+    lines = ["{ .reg .pred one; .reg .b32 thread, before, at;", "mov.u32 thread, %tid.x;", "and.b32 thread, thread, 127;"]
+    lines += ["setp.eq.u32 one, thread, 0;", "mov.u32 at, $0;" if ctas == 1 else "mapa.shared::cluster.u32 at, $0, 0;"]
+    space = "cta.shared::cta" if ctas == 1 else "cluster.shared::cluster"
+    lines += [f"@one atom.relaxed.{space}.exch.b32 before, [at], $1;", "@one st.global.b32 [$2], before;", "}"]
+    return "\n".join(lines)
+
+
+@gluon.jit
+def arrive_warp_first(barrier):
+    """``arrive_warp`` at the barrier of the cluster's first CTA (PTX ISA: mapa, mbarrier.arrive), after what this warp read."""
+    gl.inline_asm(_arrive_warp_first("mbarrier.arrive"), "r,~{memory}", [barrier])
+
+
+@gluon.jit
+def publish_warp_first(barrier):
+    """``arrive_warp_first``, and what this warp wrote to memory is seen there: for that this is a fence of the whole GPU."""
+    gl.inline_asm(_arrive_warp_first("mbarrier.arrive.release.cluster"), "r,~{memory}", [barrier])
+
+
+@gluon.constexpr_function
+def _arrive_warp_first(instruction):
+    return (
+        "{ .reg .pred one; .reg .b32 at; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; mapa.shared::cluster.u32 at, $0, 0; "
+        f"@one {instruction}.shared::cluster.b64 _, [at]; }}"
+    )
+
+
+@gluon.jit
+def wait_phase_of_cluster(barrier, phase):
+    """``wait_phase`` for what other CTAs of the cluster wrote before they arrived (PTX ISA: mbarrier.try_wait, .acquire.cluster)."""
+    gl.inline_asm(
+        "{ .reg .pred done; again${:uid}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$0], $1; @!done bra again${:uid}; }",
+        "r,r,~{memory}",
+        [barrier, phase],
+    )
+
+
+@gluon.jit
+def tell_pair(number, slot, barrier):
+    """``number`` of the first CTA of a cluster of two to ``slot`` of each, whose ``barrier`` counts its 4 bytes (PTX ISA: mapa, st.async)."""
+    gl.inline_asm(_tell_pair(), "r,r,r,~{memory}", [number, slot, barrier])
+
+
+@gluon.constexpr_function
+def _tell_pair():
+    lines = ["{ .reg .pred one; .reg .b32 rank, at, done;", "elect.sync _|one, 0xffffffff;"]
+    lines += ["mov.u32 rank, %cluster_ctarank;", "setp.eq.and.u32 one, rank, 0, one;"]
+    return "\n".join([*lines, *_to_both("$0", "$1", "$2"), "}"])
+
+
+@gluon.constexpr_function
+def _to_both(number, slot, barrier):
+    lines = []
+    for rank in range(2):
+        lines += [f"mapa.shared::cluster.u32 at, {slot}, {rank};", f"mapa.shared::cluster.u32 done, {barrier}, {rank};"]
+        lines += [f"@one st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [at], {number}, [done];"]
+    return lines
+
+
+@gluon.jit
 def take_for_pair(counter, num_tiles, clusters, slot, barrier):
     """The number that ``scheduler.following_tile`` takes from ``counter``, by the first CTA of a pair for both.
 
@@ -278,10 +352,7 @@ def _take_for_pair():
     lines += [f"@one atom.relaxed.gpu.global.add.u32 number, [{counter}], 1;", f"sub.u32 left, {tiles}, 1;"]
     lines += ["setp.eq.and.u32 last, number, left, one;", f"@last st.relaxed.gpu.global.u32 [{counter}], 0;"]
     lines += [f"add.u32 number, number, {clusters};"]
-    for rank in range(2):
-        lines += [f"mapa.shared::cluster.u32 at, {slot}, {rank};", f"mapa.shared::cluster.u32 done, {barrier}, {rank};"]
-        lines += ["@one st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [at], number, [done];"]
-    return "\n".join([*lines, "}"])
+    return "\n".join([*lines, *_to_both("number", slot, barrier), "}"])
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import bias, masks, multicast, packing, paging, predicates, ptx, softmax, splits
+from tandem_attn.kernels.common import bias, masks, multicast, packing, paging, predicates, ptx, redo, softmax, splits
 from tandem_attn.kernels.common.arguments import (
     Args,
     exp2_of,
@@ -22,7 +22,7 @@ from tandem_attn.kernels.common.arguments import (
     worker_registers,
 )
 from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_channel
-from tandem_attn.kernels.common.scheduler import coords_of, make_tile_channel, receive_tile, send_tile, tile_count
+from tandem_attn.kernels.common.scheduler import Coords, coords_of, make_tile_channel, receive_tile, send_tile, tile_count
 
 WARPS = gl.constexpr(4)  # of a consumer
 TURN_THREADS = gl.constexpr(256)  # the consumer that waits and the one before it
@@ -55,38 +55,61 @@ def p_layout(plan):
 
 
 @gluon.jit
-def producer(plan: gl.constexpr, args, q, kv_out, o, tiles, handout):  # noqa: ARG001
-    """Hands out tiles and loads them: Q, then K and V blocks from the last to the first, V one block behind K."""
-    consumers: gl.constexpr = plan.q_stages
+def producer(plan: gl.constexpr, args, q, kv_out, o, tiles, mail, again):  # noqa: ARG001
+    """Hands out tiles and loads them; at the end those that must be computed again."""
     num_tiles = tile_count(plan, args)
     q_out = q.sender()
     rank = _join(plan)
+    mail = multicast.Mail(mail.slot, mail.came, mail.taken, rank, mail.window)
     tile = gl.program_id(0) // plan.kv_multicast
     at = coords_of(plan, args, tile, num_tiles)
-    tiles_out = send_tile(tiles.sender(), at)
+    tiles_out = send_tile(tiles.sender(), _told(plan, at))
     while at.valid != 0:
-        tile, handout = multicast.next_tile(plan, args, tile, num_tiles, handout, kv_out.k.channel.window)
+        tile, mail = multicast.next_tile(plan, args, tile, num_tiles, mail)
         following = coords_of(plan, args, tile, num_tiles)
-        tiles_out = send_tile(tiles_out, following)
-        work = work_at(plan, args, at)
-        seq = work.seq
-        head_kv = packing.head_kv(plan, args, work.head)
-        row = work.row + rank * plan.rows_per_cta
-        for i in gl.static_range(consumers):
-            q_out = packing.load_queries(plan, args, seq, work.head, row + i * plan.tile_m, q_out)
-        key = (work.visit.stop - 1) * plan.tile_n
-        kv_out = kv_out.after_k(_load_k(plan, args, seq, head_kv, key, rank, kv_out.k))
-        for _ in range(work.visit.start, work.visit.stop - 1):
-            before = key - plan.tile_n
-            kv_out = kv_out.after_k(_load_k(plan, args, seq, head_kv, before, rank, kv_out.k))
-            kv_out = kv_out.after_v(_load_v(plan, args, seq, head_kv, key, rank, kv_out.v))
-            key = before
-        kv_out = kv_out.after_v(_load_v(plan, args, seq, head_kv, key, rank, kv_out.v))
+        tiles_out = send_tile(tiles_out, _told(plan, following))
+        q_out, kv_out = _load(plan, args, work_at(plan, args, at), rank, q_out, kv_out)
         at = following
-    if plan.kv_multicast > 1:  # the other CTA still says that slots are empty
+    if plan.fixed_max:
+        node, mail = redo.first(plan, again, mail)
+        while node >= 0:
+            at = redo.tile_of(plan, args, node)
+            node, mail = redo.following(plan, args, at, mail)
+            tiles_out = send_tile(tiles_out, at)
+            q_out, kv_out = _load(plan, args, work_at(plan, args, at), rank, q_out, kv_out)
+        send_tile(tiles_out, redo.nothing())
+    if plan.kv_multicast > 1:  # consumers of the other CTA still say that slots are empty
         kv_out.k.drain()
         if not plan.shared_kv_ring:
             kv_out.v.drain()
+
+
+@gluon.jit
+def _told(plan: gl.constexpr, at):
+    """What consumers are told instead of a tile that does not exist."""
+    if plan.fixed_max:
+        return Coords(gl.where(at.valid == 0, redo.REPORT, at.valid), at.m_block, at.head, at.batch)
+    else:
+        return at
+
+
+@gluon.jit
+def _load(plan: gl.constexpr, args, work, rank, q_out, kv_out):
+    """A tile's Q, then K and V blocks from the last to the first, V one block behind K."""
+    seq = work.seq
+    head_kv = packing.head_kv(plan, args, work.head)
+    row = work.row + rank * plan.rows_per_cta
+    consumers: gl.constexpr = plan.q_stages
+    for i in gl.static_range(consumers):
+        q_out = packing.load_queries(plan, args, seq, work.head, row + i * plan.tile_m, q_out)
+    key = (work.visit.stop - 1) * plan.tile_n
+    kv_out = kv_out.after_k(_load_k(plan, args, seq, head_kv, key, rank, kv_out.k))
+    for _ in range(work.visit.start, work.visit.stop - 1):
+        before = key - plan.tile_n
+        kv_out = kv_out.after_k(_load_k(plan, args, seq, head_kv, before, rank, kv_out.k))
+        kv_out = kv_out.after_v(_load_v(plan, args, seq, head_kv, key, rank, kv_out.v))
+        key = before
+    return q_out, kv_out.after_v(_load_v(plan, args, seq, head_kv, key, rank, kv_out.v))
 
 
 @gluon.jit
@@ -124,7 +147,7 @@ def _load_v(plan: gl.constexpr, args, seq, head, key, rank, out):
 
 
 @gluon.jit
-def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, index: gl.constexpr):
+def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, again, index: gl.constexpr):
     """Computes the query rows of one warpgroup, tile after tile."""
     rank = _join(plan)
     q_in = q.lane(index).receiver()
@@ -135,22 +158,30 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, index: gl.constexpr):
     while at.valid != 0:
         work = work_at(plan, args, at)
         row = work.row + rank * plan.rows_per_cta + index * plan.tile_m
-        state, kv_in = _attend(plan, args, work, row, q_in, kv_in, index)
+        state, kv_in, any_fixed = _attend(plan, args, at, work, row, q_in, kv_in, index)
         if plan.num_splits > 1:
             _finish_part(plan, args, work, row, state)
+        elif plan.fixed_max:
+            who = redo.own(plan, rank, index)
+            if redo.writes(plan, at, who):
+                _finish(plan, args, at, work, row, state, o_slot, o_tail, again, who, any_fixed)
         else:
-            _finish(plan, args, work, row, state, o_slot, o_tail)
+            _finish(plan, args, at, work, row, state, o_slot, o_tail, again, 0, any_fixed)
         if plan.o_over_q:
             tma.store_wait(0)
             q_in.release()
         q_in = q_in.next()
         at, tiles_in = receive_tile(tiles_in)
+        if plan.fixed_max:
+            if at.valid == redo.REPORT:
+                redo.report(plan, again)
+                at, tiles_in = receive_tile(tiles_in)
     _close_turns(plan, index)
     tma.store_wait(0)
 
 
 @gluon.jit
-def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexpr):
+def _attend(plan: gl.constexpr, args, at, work, row, q_in, kv_in, index: gl.constexpr):
     """Softmax-weighted values of all key blocks, from the last block to the first; not yet normalised."""
     tree: gl.constexpr = masks.parse(plan.mask)
     visit = _own_blocks(plan, args, work, row)
@@ -172,11 +203,14 @@ def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexp
         if skipped > 0:
             kv_in = kv_in.after_v(_skipped(kv_in.v))
     n_block = visit.stop - 2
-    for _ in range(gl.maximum(visit.full_stop, visit.start), visit.stop - 1):
+    full_stop = gl.maximum(visit.full_stop, visit.start)
+    if plan.fixed_max:
+        full_stop = _fixed_stop(plan, args, at, work, row, visit, full_stop)
+    for _ in range(full_stop, visit.stop - 1):
         state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
         n_block -= 1
     if masks.has_full_blocks(tree):
-        for _ in range(visit.full_start, visit.full_stop):
+        for _ in range(visit.full_start, visit.full_stop if not plan.fixed_max else full_stop):
             state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, False, index)
             n_block -= 1
         if masks.bounded_left(tree):
@@ -190,7 +224,18 @@ def _attend(plan: gl.constexpr, args, work, row, q_in, kv_in, index: gl.constexp
     o_mma, tail_mma = _values_mma(plan, state, v)
     acc, acc_tail = _values_wait(plan, o_mma, tail_mma)
     v.release()
-    return State(acc, acc_tail, state.row_max, state.row_sum, state.p), kv_in.after_v(v.next())
+    return State(acc, acc_tail, state.row_max, state.row_sum, state.p), kv_in.after_v(v.next()), full_stop > visit.full_start
+
+
+@gluon.jit
+def _fixed_stop(plan: gl.constexpr, args, at, work, row, visit, full_stop):
+    """The blocks before this one keep the maxima that rows have by then: so every row needs one, and a tile that is computed again has none."""
+    tree: gl.constexpr = masks.parse(plan.mask)
+    if tree.kind == "window" and tree.right != "None":  # may the first row see nothing behind?
+        _, hi = masks.edges(tree, args.scalars, work.seq.q.used, work.seq.k.used)
+        seen = packing.queries(plan, row) + hi + 1
+        full_stop = gl.where(seen <= full_stop * plan.tile_n, gl.maximum(full_stop - 1, visit.full_start), full_stop)
+    return gl.where(at.valid == redo.TILE, full_stop, visit.start)
 
 
 @gluon.constexpr_function
@@ -268,6 +313,8 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
     if not plan.early_turn:
         _pass_turn(plan, index)
     s = warpgroup_mma_wait(len(plan.head_dim_v_chunks), deps=(s_mma,))
+    if plan.fixed_max and not masked:
+        return _fixed_block(plan, args, state, s, o_mma, tail_mma, k, v), kv_in
     s = _logits(plan, args, work, s, row, n_block, masked)
     row_max = gl.maximum(state.row_max, _tile_max(plan, args, s))
     if plan.rescale_rows:
@@ -290,6 +337,17 @@ def _block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block,
         operand = _operand(plan, args, p)
     acc, acc_tail = _rescale(plan, acc, acc_tail, alpha)
     return State(acc, acc_tail, row_max, row_sum, operand), kv_in
+
+
+@gluon.jit
+def _fixed_block(plan: gl.constexpr, args, state, s, o_mma, tail_mma, k, v):
+    """``_block`` behind S with the maxima that rows have: no maximum, no correction."""
+    k.release()
+    acc, acc_tail = _values_wait(plan, o_mma, tail_mma)
+    v.release()
+    p = _weights(plan, args, s, state.row_max)
+    row_sum = state.row_sum + softmax.partial_sum(p)
+    return State(acc, acc_tail, state.row_max, row_sum, _operand(plan, args, p))
 
 
 @gluon.jit
@@ -378,7 +436,7 @@ def _rescale(plan: gl.constexpr, acc, acc_tail, alpha):
 
 
 @gluon.jit
-def _finish(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
+def _finish(plan: gl.constexpr, args, at, work, row, state, o_slot, o_tail, again, who, any_fixed):
     """Normalises once, exactly, and writes O and LSE. A row without keys gives 0 and -inf, with a sink 0 and the sink."""
     layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
     rows = row + gl.arange(0, plan.tile_m, layout=layout)
@@ -409,6 +467,21 @@ def _finish(plan: gl.constexpr, args, work, row, state, o_slot, o_tail):
     else:
         first = args.lse + (work.seq.batch.to(gl.int64) * args.heads + heads) * args.lse_stride
         gl.store(first + queries, lse, mask=packing.holds_query(plan, rows, queries < args.seqlen_q))
+    if plan.fixed_max:
+        if at.valid == redo.TILE:
+            wrong = used & (_overflowed(plan, state.acc) | (row_sum == float("inf")) | ((state.row_max == float("-inf")) & any_fixed))
+            if len(plan.head_dim_v_chunks) > 1:
+                wrong = wrong | (used & _overflowed(plan, state.acc_tail))
+            if gl.max(wrong.to(gl.int32), axis=0) > 0:
+                gl.barrier()
+                redo.link(plan, args, again, at, who)
+
+
+@gluon.jit
+def _overflowed(plan: gl.constexpr, acc):
+    """Rows with an element that is infinite or no number."""
+    none = gl.convert_layout(gl.sum(acc * 0.0, axis=1), gl.SliceLayout(1, s_layout(plan)))
+    return none != none
 
 
 @gluon.jit
@@ -507,42 +580,43 @@ def forward(
         k = make_channel(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, consumers, plain, window, ctas, ctas > 1)
         v = make_channel(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, consumers, plain, window, ctas, ctas > 1)
     tiles = make_tile_channel(consumers, plain, window, ctas)
-    handout = multicast.make_handout(plan)
+    mail = multicast.make_mail(plan, window)
+    again = redo.make_redo(plan, window)
     kv_out = KeyValue(k.sender(), v.sender(), plan.shared_kv_ring)
     kv_in = KeyValue(k.receiver(), v.receiver(), plan.shared_kv_ring)
     registers: gl.constexpr = worker_registers(plan)
     if consumers == 1:
         gl.warp_specialize([
-            (consumer, (plan, args, q, kv_in, o, tiles, 0)),
-            (producer, (plan, args, q, kv_out, o, tiles, handout)),
+            (consumer, (plan, args, q, kv_in, o, tiles, again, 0)),
+            (producer, (plan, args, q, kv_out, o, tiles, mail, again)),
         ], [1], registers)  # fmt: skip
     elif consumers == 2 and ctas > 1:
         gl.warp_specialize([
-            (consumer, (plan, args, q, kv_in, o, tiles, 0)),
-            (consumer, (plan, args, q, kv_in, o, tiles, 1)),
+            (consumer, (plan, args, q, kv_in, o, tiles, again, 0)),
+            (consumer, (plan, args, q, kv_in, o, tiles, again, 1)),
             (spare, (plan,)),
-            (producer, (plan, args, q, kv_out, o, tiles, handout)),
+            (producer, (plan, args, q, kv_out, o, tiles, mail, again)),
             (spare, (plan,)),
         ], [WARPS, 2, 1, 1], [registers[0], registers[1], registers[1], registers[1]])  # fmt: skip
     elif consumers == 2:
         gl.warp_specialize([
-            (consumer, (plan, args, q, kv_in, o, tiles, 0)),
-            (consumer, (plan, args, q, kv_in, o, tiles, 1)),
-            (producer, (plan, args, q, kv_out, o, tiles, handout)),
+            (consumer, (plan, args, q, kv_in, o, tiles, again, 0)),
+            (consumer, (plan, args, q, kv_in, o, tiles, again, 1)),
+            (producer, (plan, args, q, kv_out, o, tiles, mail, again)),
         ], [WARPS, 1], registers)  # fmt: skip
     elif ctas > 1:
         gl.warp_specialize([
-            (consumer, (plan, args, q, kv_in, o, tiles, 0)),
-            (consumer, (plan, args, q, kv_in, o, tiles, 1)),
-            (consumer, (plan, args, q, kv_in, o, tiles, 2)),
+            (consumer, (plan, args, q, kv_in, o, tiles, again, 0)),
+            (consumer, (plan, args, q, kv_in, o, tiles, again, 1)),
+            (consumer, (plan, args, q, kv_in, o, tiles, again, 2)),
             (spare, (plan,)),
-            (producer, (plan, args, q, kv_out, o, tiles, handout)),
+            (producer, (plan, args, q, kv_out, o, tiles, mail, again)),
             (spare, (plan,)),
         ], [WARPS, WARPS, 2, 1, 1], [registers[0], registers[1], registers[2], registers[2], registers[2]])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (plan, args, q, kv_in, o, tiles, 0)),
-            (consumer, (plan, args, q, kv_in, o, tiles, 1)),
-            (consumer, (plan, args, q, kv_in, o, tiles, 2)),
-            (producer, (plan, args, q, kv_out, o, tiles, handout)),
+            (consumer, (plan, args, q, kv_in, o, tiles, again, 0)),
+            (consumer, (plan, args, q, kv_in, o, tiles, again, 1)),
+            (consumer, (plan, args, q, kv_in, o, tiles, again, 2)),
+            (producer, (plan, args, q, kv_out, o, tiles, mail, again)),
         ], [WARPS, WARPS, 1], registers)  # fmt: skip
