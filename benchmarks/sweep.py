@@ -64,6 +64,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "overlap": {"intra_overlap": True},
     "multicast": {"kv_multicast": 2},
     "alone": {"kv_multicast": 1},
+    "fixed": {"fixed_max": True},
+    "running": {"fixed_max": False},
 }
 WIDE = {"heads": 16, "head_dim_v": 128}
 GROUPS: dict[str, tuple[list[Case], list[str]]] = {
@@ -171,6 +173,23 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         ],
         ["planned+alone", "planned+multicast"],
     ),
+    "fixed_128": (
+        [by_tokens(128, s, "full") for s in (1024, 4096, 16384)],
+        ["planned+running", "planned+fixed", "planned+fixed+early", "planned+fixed+no_turns", "planned+fixed+reg", "planned+fixed+overlap"],
+    ),
+    "fixed_128_causal": (
+        [by_tokens(128, s, "causal") for s in (1024, 4096, 16384)],
+        ["planned+running", "planned+fixed", "planned+fixed+q_smem+late", "planned+fixed+q_smem+early", "planned+fixed+q_smem+no_turns",
+         "planned+fixed+alone"],
+    ),
+    "fixed_64": (
+        [by_tokens(64, s, mask) for mask in ("full", "causal") for s in (1024, 4096, 16384)],
+        ["planned+running", "planned+fixed", "planned+fixed+early", "planned+fixed+no_turns", "planned+fixed+two+reg"],
+    ),
+    "fixed_wide": (
+        [by_tokens(d, s, mask, **(WIDE if d == 192 else {})) for d in (192, 256) for mask in ("full", "causal") for s in (1024, 8192)],
+        ["planned+running", "planned+fixed", "planned+fixed+early", "planned+fixed+no_turns"],
+    ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],
         ["planned", "planned+nd1", "planned+nd4", "planned+nd16", "planned+none", "planned+late"],
@@ -218,7 +237,7 @@ def run_group(name: str, telemetry: Telemetry, peers: tuple[str, ...] = ("cudnn"
             functions[key] = run
         functions["matmul"] = matmul()
         began = time.monotonic()
-        times = milliseconds(functions, rounds=10, round_ms=40)
+        times = milliseconds(functions, rounds=int(os.environ.get("ROUNDS", "10")), round_ms=40)
         rates = {n: (2 * MATMUL**3 if n == "matmul" else case.flops) / statistics.median(ms) * 1e-9 for n, ms in times.items()}
         print(case, " ".join(f"{n} {r:.0f}" for n, r in rates.items()), flush=True)
         cells.append({"case": case.__dict__, "tflops": rates, "gpu": telemetry.since(began)})
