@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "reg_seq": {"q_registers": True, "intra_overlap": False},
     "reg_seq_tau": {"q_registers": True, "intra_overlap": False, "rescale_rows": 16},
     "no_turns": {"ping_pong": False},
+    "turns": {"ping_pong": True},
     "early": {"early_turn": True},
     "smem_seq_tau": {"intra_overlap": False, "rescale_rows": 16},
     "kv4": {"kv_stages": 4},
@@ -175,20 +176,24 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     ),
     "fixed_128": (
         [by_tokens(128, s, "full") for s in (1024, 4096, 16384)],
-        ["planned+running", "planned+fixed", "planned+fixed+early", "planned+fixed+no_turns", "planned+fixed+reg", "planned+fixed+overlap"],
+        ["planned+fixed", "planned+fixed+reg+early", "planned+fixed+reg+late", "planned+fixed+reg+early+multicast"],
     ),
     "fixed_128_causal": (
         [by_tokens(128, s, "causal") for s in (1024, 4096, 16384)],
-        ["planned+running", "planned+fixed", "planned+fixed+q_smem+late", "planned+fixed+q_smem+early", "planned+fixed+q_smem+no_turns",
-         "planned+fixed+alone"],
+        ["planned+running", "planned+fixed", "planned+fixed+alone", "planned+fixed+q_smem+late+multicast"],
     ),
     "fixed_64": (
-        [by_tokens(64, s, mask) for mask in ("full", "causal") for s in (1024, 4096, 16384)],
-        ["planned+running", "planned+fixed", "planned+fixed+early", "planned+fixed+no_turns", "planned+fixed+two+reg"],
+        [by_tokens(64, s, mask) for mask in ("full", "causal") for s in (4096, 16384)],
+        ["planned+fixed", "planned+fixed+fma6", "planned+fixed+fma12", "planned+fixed+multicast"],
+    ),
+    "fixed_64_short": (
+        [by_tokens(64, s, mask) for s, mask in ((512, "full"), (1024, "full"), (1024, "causal"), (2048, "causal"))],
+        ["planned+running", "planned+fixed", "planned+fixed+three+q_smem+late+turns", "planned+fixed+fma12"],
     ),
     "fixed_wide": (
-        [by_tokens(d, s, mask, **(WIDE if d == 192 else {})) for d in (192, 256) for mask in ("full", "causal") for s in (1024, 8192)],
-        ["planned+running", "planned+fixed", "planned+fixed+early", "planned+fixed+no_turns"],
+        [by_tokens(d, s, mask, **(WIDE if d == 192 else {})) for d, s, mask in (
+            (192, 2048, "causal"), (192, 16384, "full"), (256, 512, "full"), (256, 2048, "causal"), (256, 16384, "causal"), (256, 16384, "full"))],
+        ["planned+running", "planned+fixed", "planned+fixed+early"],
     ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],

@@ -59,15 +59,14 @@ class Channel:
     empty: gl.shared_memory_descriptor
     stages: gl.constexpr
     plain: gl.constexpr  # Gluon's own arrive: slower, but visible to Triton's sanitizers
-    window: gl.tensor  # see ``ptx.shared_window``; read in clusters of programs only
-    ctas: gl.constexpr  # of such a cluster
+    ctas: gl.constexpr  # of a cluster of programs
     shared: gl.constexpr  # a slot is released to the producers of all of them
 
     @gluon.jit
     def here(self, slot):
         """``slot``, or what ``ptx`` takes for this CTA's."""
         if self.ctas > 1:
-            return ptx.in_window(slot, self.window)
+            return ptx.in_own_cta(slot)
         else:
             return slot
 
@@ -75,7 +74,7 @@ class Channel:
     def lane(self, i: gl.constexpr):
         """Slot ``i`` as a channel of its own."""
         lane = Buffers(self.buffers.slots.slice(i, 1), self.buffers.tails.slice(i, 1))
-        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain, self.window, self.ctas, self.shared)
+        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain, self.ctas, self.shared)
 
     @gluon.jit
     def sender(self):
@@ -89,17 +88,17 @@ class Channel:
 @gluon.jit
 def make_channel(
     buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr,
-    window=0, ctas: gl.constexpr = 1, shared: gl.constexpr = False,
+    ctas: gl.constexpr = 1, shared: gl.constexpr = False,
 ):  # fmt: skip
     """A channel over ``buffers``, each slot released by ``consumers`` warpgroups of each CTA of a cluster that shares it."""
     arrivals: gl.constexpr = (consumers if plain else consumers * WARPS) * (ctas if shared else 1)
-    return channel_of(buffers, stages, arrivals, plain, False, window, ctas, shared)
+    return channel_of(buffers, stages, arrivals, plain, False, ctas, shared)
 
 
 @gluon.jit
 def channel_of(
     buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False,
-    window=0, ctas: gl.constexpr = 1, shared: gl.constexpr = False,
+    ctas: gl.constexpr = 1, shared: gl.constexpr = False,
 ):  # fmt: skip
     """A channel over ``buffers``, each slot released by ``arrivals`` arrivals.
 
@@ -110,7 +109,7 @@ def channel_of(
     for i in gl.static_range(stages):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(i), count=arrivals)
-    return Channel(buffers, ready, empty, stages, plain, gl.to_tensor(window), ctas, shared)
+    return Channel(buffers, ready, empty, stages, plain, ctas, shared)
 
 
 @gluon.jit

@@ -26,34 +26,33 @@ class Mail:
     came: gl.base_value  # signal: the number is there
     taken: gl.base_value  # signal, of the first CTA: all have read the last number
     rank: gl.base_value  # of this CTA
-    window: gl.base_value  # see ``ptx.shared_window``
 
 
 @gluon.jit
-def make_mail(plan: gl.constexpr, window):
+def make_mail(plan: gl.constexpr):
     nothing = gl.to_tensor(0)
     if plan.kv_multicast > 1:
         slot = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        return Mail(slot, make_signal(1, 1, False), make_signal(1, plan.kv_multicast, False), nothing, window)
+        return Mail(slot, make_signal(1, 1, False), make_signal(1, plan.kv_multicast, False), nothing)
     else:
-        return Mail(nothing, nothing, nothing, nothing, nothing)
+        return Mail(nothing, nothing, nothing, nothing)
 
 
 @gluon.jit
 def await_number(mail):
     """Says that the last number has been read; the first CTA goes on when all have said so."""
     mbarrier.expect(mail.came.barrier(), 4)
-    ptx.arrive_warp_first(ptx.in_window(mail.taken.barrier(), mail.window))
+    ptx.arrive_warp_first(ptx.in_own_cta(mail.taken.barrier()))
     if mail.rank == 0:
-        ptx.wait_phase(ptx.in_window(mail.taken.barrier(), mail.window), mail.taken.phase)
+        ptx.wait_phase(ptx.in_own_cta(mail.taken.barrier()), mail.taken.phase)
 
 
 @gluon.jit
 def read_number(mail):
     """The number, and the mail behind it."""
-    ptx.wait_phase(ptx.in_window(mail.came.barrier(), mail.window), mail.came.phase)
-    number = ptx.load_word(ptx.in_window(mail.slot, mail.window))
-    return number, Mail(mail.slot, mail.came.next(), mail.taken.next(), mail.rank, mail.window)
+    ptx.wait_phase(ptx.in_own_cta(mail.came.barrier()), mail.came.phase)
+    number = ptx.load_word(ptx.in_own_cta(mail.slot))
+    return number, Mail(mail.slot, mail.came.next(), mail.taken.next(), mail.rank)
 
 
 @gluon.jit

@@ -22,16 +22,13 @@ def here(slot):
 
 
 @gluon.jit
-def shared_window():
-    """The bits of shared-memory addresses that name this CTA within its cluster."""
-    return gl.inline_asm("{ mov.u32 $0, global_smem; and.b32 $0, $0, 0xff000000; }", "=r", [], gl.int32)
+def in_own_cta(slot):
+    """A shared-memory descriptor's address in this CTA, of programs launched as a cluster: ``inline_asm`` passes that of the first CTA.
 
-
-@gluon.jit
-def in_window(slot, window):
-    """A shared-memory address of the CTA that ``window`` names: ``inline_asm`` passes that of the first CTA, also to programs of one CTA that
-    were launched as a cluster."""
-    return gl.inline_asm("or.b32 $0, $1, $2;", "=r,r,r", [slot, window], gl.int32)
+    An H200 has the CTA's rank in bits 24 and up of such addresses, also of those that ``mapa`` gives (seen there).
+    """
+    asm: gl.constexpr = "{ .reg .b32 own; mov.u32 own, global_smem; and.b32 own, own, 0xff000000; or.b32 $0, $1, own; }"
+    return gl.inline_asm(asm, "=r,r", [slot], gl.int32, is_pure=False)
 
 
 @gluon.jit

@@ -30,18 +30,17 @@ WARPS = gl.constexpr(4)
 class Redo:
     head: gl.base_value  # shared memory: the last node linked; with ``done`` 0 where the plan has running maxima
     done: gl.base_value  # signal: every consumer has linked what it must
-    window: gl.base_value  # see ``ptx.shared_window``
 
 
 @gluon.jit
-def make_redo(plan: gl.constexpr, window):
+def make_redo(plan: gl.constexpr):
     nothing = gl.to_tensor(0)
     if plan.fixed_max:
         head = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         head.store(gl.full([1], NOTHING, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
-        return Redo(head, make_signal(1, plan.q_stages * WARPS * plan.kv_multicast, False), window)
+        return Redo(head, make_signal(1, plan.q_stages * WARPS * plan.kv_multicast, False))
     else:
-        return Redo(nothing, nothing, nothing)
+        return Redo(nothing, nothing)
 
 
 @gluon.jit
@@ -51,12 +50,9 @@ def own(plan: gl.constexpr, rank, index: gl.constexpr):
 
 
 @gluon.jit
-def writes(plan: gl.constexpr, at, consumer):
+def writes(at, consumer):
     """Whether a consumer's rows of a tile are to be written."""
-    if plan.fixed_max:
-        return (at.valid == TILE) | (at.valid == AGAIN + consumer)
-    else:
-        return True
+    return (at.valid == TILE) | (at.valid == AGAIN + consumer)
 
 
 @gluon.jit
@@ -64,7 +60,7 @@ def link(plan: gl.constexpr, args, redo, at, consumer):
     """Puts a consumer's rows of a tile into the list; every warp of the consumer calls it, behind a barrier that follows the tile's LSE."""
     tile = (at.batch * args.heads + at.head) * args.blocks + at.m_block
     node = tile * (plan.q_stages * plan.kv_multicast) + consumer
-    ptx.push(plan.kv_multicast, _here(plan, redo, redo.head), node, _link_of(plan, args, at, consumer))
+    ptx.push(plan.kv_multicast, _here(plan, redo.head), node, _link_of(plan, args, at, consumer))
 
 
 @gluon.jit
@@ -73,15 +69,15 @@ def report(plan: gl.constexpr, redo):
     if plan.kv_multicast == 1:
         ptx.arrive_warp(redo.done.barrier())
     else:
-        ptx.publish_warp_first(ptx.in_window(redo.done.barrier(), redo.window))
+        ptx.publish_warp_first(ptx.in_own_cta(redo.done.barrier()))
 
 
 @gluon.jit
-def _here(plan: gl.constexpr, redo, slot):
+def _here(plan: gl.constexpr, slot):
     if plan.kv_multicast == 1:
         return slot
     else:
-        return ptx.in_window(slot, redo.window)
+        return ptx.in_own_cta(slot)
 
 
 @gluon.jit
@@ -100,8 +96,8 @@ def first(plan: gl.constexpr, redo, mail):
     else:
         node = gl.to_tensor(NOTHING)
         if mail.rank == 0:
-            ptx.wait_phase_of_cluster(_here(plan, redo, redo.done.barrier()), 0)
-            node = ptx.load_word(_here(plan, redo, redo.head))
+            ptx.wait_phase_of_cluster(_here(plan, redo.done.barrier()), 0)
+            node = ptx.load_word(_here(plan, redo.head))
         return multicast.tell(node, mail)
 
 

@@ -101,19 +101,19 @@ def _dense_coords(tile, blocks, heads, batch, section, descending: gl.constexpr)
 
 
 @gluon.jit
-def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr, window=0, ctas: gl.constexpr = 1):
-    """Carries the coordinates of tiles from the producer to every consumer."""
-    return tile_channel_of(consumers if plain else consumers * WARPS, plain, (), window, ctas)
+def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr, ctas: gl.constexpr = 1):
+    """Carries the coordinates of tiles from the producer to every consumer, which keeps the slot while it works on the tile."""
+    return tile_channel_of(consumers if plain else consumers * WARPS, plain, (), ctas, AHEAD + 1)
 
 
 @gluon.jit
-def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = (), window=0, ctas: gl.constexpr = 1):
+def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = (), ctas: gl.constexpr = 1, stages: gl.constexpr = AHEAD):
     """``make_tile_channel``, each slot released by ``arrivals`` arrivals.
 
     ``in_each_cta``: layout bases of shared memory of which each CTA of a pair has its own.
     """
-    slots = gl.allocate_shared_memory(gl.int32, [AHEAD, 4], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta))
-    return channel_of(Buffers(slots, slots), AHEAD, arrivals, plain, False, window, ctas)
+    slots = gl.allocate_shared_memory(gl.int32, [stages, 4], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta))
+    return channel_of(Buffers(slots, slots), stages, arrivals, plain, False, ctas)
 
 
 @gluon.jit
@@ -143,9 +143,16 @@ def send_tile(out, at):
 
 
 @gluon.jit
+def read_tile(tiles_in):
+    """The coordinates in the slot that ``tiles_in`` has waited for; to be read again where they would take registers in between."""
+    valid, m_block, head, batch = ptx.load_four(tiles_in.channel.here(tiles_in.slot()))
+    return Coords(valid, m_block, head, batch)
+
+
+@gluon.jit
 def receive_tile(tiles_in):
     """The next tile's coordinates."""
     tiles_in.wait()
-    valid, m_block, head, batch = ptx.load_four(tiles_in.channel.here(tiles_in.slot()))
+    at = read_tile(tiles_in)
     tiles_in.release()
-    return Coords(valid, m_block, head, batch), tiles_in.next()
+    return at, tiles_in.next()

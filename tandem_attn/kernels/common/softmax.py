@@ -96,6 +96,22 @@ def _rounded_over_asm(count, dtype):
 
 
 @gluon.jit
+def behind(x, acc):
+    """x (64,) of a warpgroup's rows, not before ``acc`` (64, N) is computed.
+
+    ptxas would compute weights while the last ones are still an operand of the product in flight, see ``rounded_over``.
+    """
+    return gl.inline_asm(_behind_asm, ("=f", "f", "f"), [x, acc], x.type, is_pure=False)
+
+
+@gluon.constexpr_function
+def _behind_asm(outputs, inputs):
+    (outs,), (xs, acc) = outputs, inputs
+    lines = ["{ .reg .pred known; .reg .b32 bits;", f"mov.b32 bits, {acc[0]};", "setp.ne.u32 known, bits, 0xffffffff;"]
+    return "\n".join([*lines, *(f"selp.f32 {out}, {x}, {acc[0]}, known;" for out, x in zip(outs, xs, strict=True)), "}"])
+
+
+@gluon.jit
 def exp2(x, split: gl.constexpr):
     """2^x, the planned columns by the polynomial on FMA units, the others on MUFU. x (64, N) is a warpgroup's accumulator."""
     if split.fma_pairs == 0:

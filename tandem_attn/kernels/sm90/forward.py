@@ -22,7 +22,7 @@ from tandem_attn.kernels.common.arguments import (
     worker_registers,
 )
 from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_channel
-from tandem_attn.kernels.common.scheduler import Coords, coords_of, make_tile_channel, receive_tile, send_tile, tile_count
+from tandem_attn.kernels.common.scheduler import Coords, coords_of, make_tile_channel, read_tile, send_tile, tile_count
 
 WARPS = gl.constexpr(4)  # of a consumer
 TURN_THREADS = gl.constexpr(256)  # the consumer that waits and the one before it
@@ -60,7 +60,7 @@ def producer(plan: gl.constexpr, args, q, kv_out, o, tiles, mail, again):  # noq
     num_tiles = tile_count(plan, args)
     q_out = q.sender()
     rank = _join(plan)
-    mail = multicast.Mail(mail.slot, mail.came, mail.taken, rank, mail.window)
+    mail = multicast.Mail(mail.slot, mail.came, mail.taken, rank)
     tile = gl.program_id(0) // plan.kv_multicast
     at = coords_of(plan, args, tile, num_tiles)
     tiles_out = send_tile(tiles.sender(), _told(plan, at))
@@ -154,36 +154,54 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, again, index: gl.cons
     o_slot = o.slots.index(index)
     o_tail = o.tails.index(index)
     _open_turns(plan, index)
-    at, tiles_in = receive_tile(tiles.receiver())
+    tiles_in = tiles.receiver()
+    tiles_in.wait()
+    at = read_tile(tiles_in)
     while at.valid != 0:
-        work = work_at(plan, args, at)
-        row = work.row + rank * plan.rows_per_cta + index * plan.tile_m
-        state, kv_in, any_fixed = _attend(plan, args, at, work, row, q_in, kv_in, index)
+        state, kv_in = _attend(plan, args, at, rank, q_in, kv_in, index)
+        at = read_tile(tiles_in)
         if plan.num_splits > 1:
-            _finish_part(plan, args, work, row, state)
+            _finish_part(plan, args, at, rank, state, index)
         elif plan.fixed_max:
-            who = redo.own(plan, rank, index)
-            if redo.writes(plan, at, who):
-                _finish(plan, args, at, work, row, state, o_slot, o_tail, again, who, any_fixed)
+            if redo.writes(at, redo.own(plan, rank, index)):
+                _finish(plan, args, at, rank, state, o_slot, o_tail, again, index)
         else:
-            _finish(plan, args, at, work, row, state, o_slot, o_tail, again, 0, any_fixed)
+            _finish(plan, args, at, rank, state, o_slot, o_tail, again, index)
         if plan.o_over_q:
             tma.store_wait(0)
             q_in.release()
         q_in = q_in.next()
-        at, tiles_in = receive_tile(tiles_in)
+        tiles_in = _next_tile(tiles_in)
+        at = read_tile(tiles_in)
         if plan.fixed_max:
             if at.valid == redo.REPORT:
                 redo.report(plan, again)
-                at, tiles_in = receive_tile(tiles_in)
+                tiles_in = _next_tile(tiles_in)
+                at = read_tile(tiles_in)
     _close_turns(plan, index)
     tma.store_wait(0)
 
 
 @gluon.jit
-def _attend(plan: gl.constexpr, args, at, work, row, q_in, kv_in, index: gl.constexpr):
+def _next_tile(tiles_in):
+    tiles_in.release()
+    tiles_in = tiles_in.next()
+    tiles_in.wait()
+    return tiles_in
+
+
+@gluon.jit
+def _first_row(plan: gl.constexpr, work, rank, index: gl.constexpr):
+    """Of a consumer's rows."""
+    return work.row + rank * plan.rows_per_cta + index * plan.tile_m
+
+
+@gluon.jit
+def _attend(plan: gl.constexpr, args, at, rank, q_in, kv_in, index: gl.constexpr):
     """Softmax-weighted values of all key blocks, from the last block to the first; not yet normalised."""
     tree: gl.constexpr = masks.parse(plan.mask)
+    work = work_at(plan, args, at)
+    row = _first_row(plan, work, rank, index)
     visit = _own_blocks(plan, args, work, row)
     skipped = work.visit.stop - visit.stop
     q_in.wait()
@@ -203,14 +221,12 @@ def _attend(plan: gl.constexpr, args, at, work, row, q_in, kv_in, index: gl.cons
         if skipped > 0:
             kv_in = kv_in.after_v(_skipped(kv_in.v))
     n_block = visit.stop - 2
-    full_stop = gl.maximum(visit.full_stop, visit.start)
-    if plan.fixed_max:
-        full_stop = _fixed_stop(plan, args, at, work, row, visit, full_stop)
+    full_stop = _full_stop(plan, args, at, work, row, visit)
     for _ in range(full_stop, visit.stop - 1):
         state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
         n_block -= 1
     if masks.has_full_blocks(tree):
-        for _ in range(visit.full_start, visit.full_stop if not plan.fixed_max else full_stop):
+        for _ in range(visit.full_start, full_stop):
             state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, False, index)
             n_block -= 1
         if masks.bounded_left(tree):
@@ -224,18 +240,22 @@ def _attend(plan: gl.constexpr, args, at, work, row, q_in, kv_in, index: gl.cons
     o_mma, tail_mma = _values_mma(plan, state, v)
     acc, acc_tail = _values_wait(plan, o_mma, tail_mma)
     v.release()
-    return State(acc, acc_tail, state.row_max, state.row_sum, state.p), kv_in.after_v(v.next()), full_stop > visit.full_start
+    return State(acc, acc_tail, state.row_max, state.row_sum, state.p), kv_in.after_v(v.next())
 
 
 @gluon.jit
-def _fixed_stop(plan: gl.constexpr, args, at, work, row, visit, full_stop):
-    """The blocks before this one keep the maxima that rows have by then: so every row needs one, and a tile that is computed again has none."""
+def _full_stop(plan: gl.constexpr, args, at, work, row, visit):
+    """Blocks from ``visit.full_start`` to this one are computed without element masks and, with fixed maxima, with those that rows have by
+    then: so every row needs one, and a tile that is computed again has no such block."""
     tree: gl.constexpr = masks.parse(plan.mask)
-    if tree.kind == "window" and tree.right != "None":  # may the first row see nothing behind?
-        _, hi = masks.edges(tree, args.scalars, work.seq.q.used, work.seq.k.used)
-        seen = packing.queries(plan, row) + hi + 1
-        full_stop = gl.where(seen <= full_stop * plan.tile_n, gl.maximum(full_stop - 1, visit.full_start), full_stop)
-    return gl.where(at.valid == redo.TILE, full_stop, visit.start)
+    full_stop = gl.maximum(visit.full_stop, visit.start)
+    if plan.fixed_max:
+        if tree.kind == "window" and tree.right != "None":  # may the first row see nothing behind?
+            _, hi = masks.edges(tree, args.scalars, work.seq.q.used, work.seq.k.used)
+            seen = packing.queries(plan, row) + hi + 1
+            full_stop = gl.where(seen <= full_stop * plan.tile_n, gl.maximum(full_stop - 1, visit.full_start), full_stop)
+        full_stop = gl.where(at.valid == redo.TILE, full_stop, visit.start)
+    return full_stop
 
 
 @gluon.constexpr_function
@@ -345,9 +365,12 @@ def _fixed_block(plan: gl.constexpr, args, state, s, o_mma, tail_mma, k, v):
     k.release()
     acc, acc_tail = _values_wait(plan, o_mma, tail_mma)
     v.release()
-    p = _weights(plan, args, s, state.row_max)
+    row_max = state.row_max
+    if plan.q_registers:
+        row_max = softmax.behind(row_max, acc)
+    p = _weights(plan, args, s, row_max)
     row_sum = state.row_sum + softmax.partial_sum(p)
-    return State(acc, acc_tail, state.row_max, row_sum, _operand(plan, args, p))
+    return State(acc, acc_tail, row_max, row_sum, _operand(plan, args, p))
 
 
 @gluon.jit
@@ -436,8 +459,10 @@ def _rescale(plan: gl.constexpr, acc, acc_tail, alpha):
 
 
 @gluon.jit
-def _finish(plan: gl.constexpr, args, at, work, row, state, o_slot, o_tail, again, who, any_fixed):
+def _finish(plan: gl.constexpr, args, at, rank, state, o_slot, o_tail, again, index: gl.constexpr):
     """Normalises once, exactly, and writes O and LSE. A row without keys gives 0 and -inf, with a sink 0 and the sink."""
+    work = work_at(plan, args, at)
+    row = _first_row(plan, work, rank, index)
     layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
     rows = row + gl.arange(0, plan.tile_m, layout=layout)
     queries = packing.queries(plan, rows)
@@ -469,12 +494,14 @@ def _finish(plan: gl.constexpr, args, at, work, row, state, o_slot, o_tail, agai
         gl.store(first + queries, lse, mask=packing.holds_query(plan, rows, queries < args.seqlen_q))
     if plan.fixed_max:
         if at.valid == redo.TILE:
-            wrong = used & (_overflowed(plan, state.acc) | (row_sum == float("inf")) | ((state.row_max == float("-inf")) & any_fixed))
+            visit = _own_blocks(plan, args, work, row)
+            fixed = _full_stop(plan, args, at, work, row, visit) > visit.full_start
+            wrong = used & (_overflowed(plan, state.acc) | (row_sum == float("inf")) | ((state.row_max == float("-inf")) & fixed))
             if len(plan.head_dim_v_chunks) > 1:
                 wrong = wrong | (used & _overflowed(plan, state.acc_tail))
             if gl.max(wrong.to(gl.int32), axis=0) > 0:
                 gl.barrier()
-                redo.link(plan, args, again, at, who)
+                redo.link(plan, args, again, at, redo.own(plan, rank, index))
 
 
 @gluon.jit
@@ -494,8 +521,10 @@ def _normalised(plan: gl.constexpr, acc, inverse, used):
 
 
 @gluon.jit
-def _finish_part(plan: gl.constexpr, args, work, row, state):
+def _finish_part(plan: gl.constexpr, args, at, rank, state, index: gl.constexpr):
     """Writes what a part of the keys gives, see ``splits``; sinks join with the parts."""
+    work = work_at(plan, args, at)
+    row = _first_row(plan, work, rank, index)
     layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
     rows = row + gl.arange(0, plan.tile_m, layout=layout)
     queries = packing.queries(plan, rows)
@@ -565,23 +594,20 @@ def forward(
     dtype: gl.constexpr = q_desc.dtype
     consumers: gl.constexpr = plan.q_stages
     ctas: gl.constexpr = plan.kv_multicast
-    window = gl.to_tensor(0)
-    if ctas > 1:
-        window = ptx.shared_window()
-    q = make_channel(make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_chunks), consumers, 1, plain, window, ctas)
+    q = make_channel(make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_chunks), consumers, 1, plain, ctas)
     if plan.o_over_q:
         o = q.buffers
     else:
         o = make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_v_chunks)
     if plan.shared_kv_ring:
-        k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, consumers, plain, window, ctas, ctas > 1)
+        k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, consumers, plain, ctas, ctas > 1)
         v = k
     else:
-        k = make_channel(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, consumers, plain, window, ctas, ctas > 1)
-        v = make_channel(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, consumers, plain, window, ctas, ctas > 1)
-    tiles = make_tile_channel(consumers, plain, window, ctas)
-    mail = multicast.make_mail(plan, window)
-    again = redo.make_redo(plan, window)
+        k = make_channel(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, consumers, plain, ctas, ctas > 1)
+        v = make_channel(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, consumers, plain, ctas, ctas > 1)
+    tiles = make_tile_channel(consumers, plain, ctas)
+    mail = multicast.make_mail(plan)
+    again = redo.make_redo(plan)
     kv_out = KeyValue(k.sender(), v.sender(), plan.shared_kv_ring)
     kv_in = KeyValue(k.receiver(), v.receiver(), plan.shared_kv_ring)
     registers: gl.constexpr = worker_registers(plan)
