@@ -255,10 +255,24 @@ def _check_choices(p: Plan, arch: Arch) -> None:
         raise ValueError(f"kv_multicast must be 1 with one consumer, got {p.kv_multicast} with q_stages={p.q_stages}")
     if p.kv_multicast == 2 and p.page_size:
         raise ValueError(f"kv_multicast must be 1 for pages of {p.page_size} keys: the CTAs of a cluster load whole tiles together")
+    if p.fixed_max:
+        _check_fixed_max(p, arch)
     if p.schedule.launch is Launch.CLC and not arch.tmem_columns:
         raise ValueError(f"schedule.launch 'clc' needs cluster launch control (Blackwell), got arch {arch.name}")
     if p.schedule.section < 0:
         raise ValueError(f"schedule.section must be >= 0, got {p.schedule.section}")
+
+
+def _check_fixed_max(p: Plan, arch: Arch) -> None:
+    if p.direction != FORWARD or arch.tmem_columns or arch.capability is None:
+        raise ValueError(f"fixed_max must be False but in a forward on Hopper, got True in a {p.direction} on {arch.name}")
+    if p.dtype != "bfloat16":
+        raise ValueError(f"fixed_max must be False for {p.dtype}: weights above 1 need the exponents of bfloat16")
+    logits = p.softcap or p.alibi or bool(p.bias) or p.scaled_first or "document(" in p.mask or "predicate(" in p.mask
+    if logits or p.varlen or p.pack_gqa > 1 or p.num_splits > 1:
+        raise ValueError(
+            "fixed_max must be False with softcap, alibi, bias, scale <= 0, document or predicate masks, varlen, packed heads and split keys"
+        )
 
 
 def _check_tiles(p: Plan, arch: Arch) -> None:

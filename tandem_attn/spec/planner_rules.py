@@ -192,7 +192,7 @@ def _tiles(problem: Problem, plan: Plan, pack: int) -> int:
 
 
 def _pack_gqa(problem: Problem, arch: Arch, plan: Plan) -> tuple[int, str]:  # noqa: ARG001
-    if plan.ctas > 1:
+    if plan.ctas > 1 or plan.fixed_max:
         return 1, ""
     ratio = max(n for n in range(1, plan.tile_m + 1) if problem.heads_per_kv % n == 0)  # a query's heads lie in one tile
     packed, apart = _tiles(problem, plan, ratio), _tiles(problem, plan, 1)
@@ -207,7 +207,7 @@ def _pack_gqa(problem: Problem, arch: Arch, plan: Plan) -> tuple[int, str]:  # n
 def _num_splits(problem: Problem, arch: Arch, plan: Plan) -> tuple[int, str]:
     tiles = _tiles(problem, plan, plan.pack_gqa)
     n_blocks = -(-problem.seqlen_k // plan.tile_n)
-    if arch.sms is None or not tiles:
+    if arch.sms is None or not tiles or plan.fixed_max:
         return 1, ""
     splits = min(arch.sms // tiles, n_blocks // _MIN_SPLIT_BLOCKS, _MAX_SPLITS)
     if splits < 2:

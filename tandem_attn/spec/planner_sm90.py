@@ -45,7 +45,7 @@ def _roles(consumers: int) -> tuple[Role, ...]:
 def _fills_wide_tiles(problem: Problem) -> bool:
     """Whether sequences are long enough for 192-row tiles: measured on an H200 at head_dim 64 (docs/ledger.md)."""
     causal = problem.mask.bounds(problem.seqlen_q, problem.seqlen_k).outer.hi is not None
-    return problem.seqlen_k >= (4096 if causal else 2048)
+    return problem.seqlen_k >= (4096 if causal and not _fixed_max_pays(problem) else 2048)
 
 
 def _few_scalars(problem: Problem, mask: str) -> bool:
@@ -126,38 +126,69 @@ def _turns_pay(problem: Problem, consumers: int) -> bool:
     return consumers > 2 or (consumers == 2 and max(problem.head_dim, problem.head_dim_v) > 64)
 
 
-# Shortest keys at which two CTAs that share K and V were faster than two that do not, by the larger head dimension: measured on an H200
-# (docs/findings.md). Shorter ones lose more by waiting for each other at every tile than the loads cost.
-_MULTICAST_FROM = {
-    "causal": {128: 2048, 192: 8192, 256: 4096},
-    "full": {64: 32768, 128: 16384, 192: 16384, 256: 8192},
+# Shortest lengths from which a form was the faster one, by mask and by the larger head dimension: measured on an H200 (docs/findings.md).
+_FIXED_MAX_FROM = {
+    "causal": {64: 2048, 128: 4096, 192: 1024},
+    "full": {64: 2048, 128: 1024, 192: 1024, 256: 8192},
 }
+_MULTICAST_FROM = {
+    "causal": {64: 4096, 128: 2048, 192: 8192, 256: 4096},
+    "full": {64: 4096, 128: 16384, 192: 16384, 256: 8192},
+}
+_Q_IN_SHARED_FROM = 16384  # at head_dim 128 with fixed maxima
 _NEVER = 1 << 62
-_MULTICAST_TILES = 4 * 66  # of 256 rows, four for each two SMs of an H200: with fewer, the last ones leave SMs idle
+_MANY_TILES = 4 * 132  # of 128 rows, four for each SM of an H200: with fewer, the last ones leave SMs idle
+_WASTE = 1.01  # share of rows that tiles of two CTAs may add to those of one
 
 
-def _multicast_pays(problem: Problem) -> bool:
+def _kind(problem: Problem) -> str:
+    """The mask as the tables have it; empty: in none of them."""
     outer = problem.mask.bounds(problem.seqlen_q, problem.seqlen_k).outer
-    kind = "full" if outer.lo is None and outer.hi is None else "causal" if outer.lo is None else ""
-    if not kind or problem.page_size or problem.varlen or problem.seqused or reads_data(problem.mask.code):
+    if reads_data(problem.mask.code) or outer.lo is not None:
+        return ""
+    return "full" if outer.hi is None else "causal"
+
+
+def _long_enough(problem: Problem, from_length: dict[str, dict[int, int]]) -> bool:
+    kind = _kind(problem)
+    if not kind or problem.page_size or problem.varlen or problem.seqused:
         return False
     width = -(-max(problem.head_dim, problem.head_dim_v) // 64) * 64
-    from_keys = _MULTICAST_FROM[kind].get(width, _NEVER)
-    tiles = problem.batch * problem.heads * problem.seqlen_q // 256
-    enough = tiles >= _MULTICAST_TILES
-    return min(problem.seqlen_q, problem.seqlen_k) >= from_keys and enough
+    many = problem.batch * problem.heads * problem.seqlen_q // 128 >= _MANY_TILES
+    return many and min(problem.seqlen_q, problem.seqlen_k) >= from_length[kind].get(width, _NEVER)
+
+
+def _fixed_max_pays(problem: Problem) -> bool:
+    busy = problem.softcap or problem.alibi or problem.bias or problem.scale_value <= 0 or problem.dtype != "bfloat16"
+    return not busy and _long_enough(problem, _FIXED_MAX_FROM)
+
+
+def _multicast_pays(problem: Problem, rows: int) -> bool:
+    """``rows``: of a CTA."""
+    alone, together = (-(-problem.seqlen_q // n) * n for n in (rows, 2 * rows))
+    return together <= _WASTE * alone and _long_enough(problem, _MULTICAST_FROM)
 
 
 def _q_registers_pay(problem: Problem) -> bool:
-    """Measured on an H200 (docs/findings.md): at head_dim 128 with full masks, reading Q for each block costs less power than registers."""
-    causal = problem.mask.bounds(problem.seqlen_q, problem.seqlen_k).outer.hi is not None
-    return causal or max(problem.head_dim, problem.head_dim_v) <= 64
+    """Measured on an H200 (docs/findings.md): where shared memory keeps up, reading Q for each block costs less power than registers."""
+    causal = _kind(problem) != "full"
+    if max(problem.head_dim, problem.head_dim_v) <= 64:
+        return True
+    if _fixed_max_pays(problem):
+        return (0 if causal else 2048) <= problem.seqlen_k < _Q_IN_SHARED_FROM
+    return causal
 
 
 def _q_sentence(plan: Plan) -> str:
     if plan.q_registers:
         return "Q is read once into registers: shared memory feeds the MMAs with K and V only"
     return "Q stays in shared memory: its registers are free, and it measured faster"
+
+
+def _fixed_max_sentence(plan: Plan) -> str:
+    if plan.fixed_max:
+        return "whole blocks keep the maxima of the blocks before: a quarter fewer instructions a block, which is what limits it (measured)"
+    return "every block renews the rows' maxima: without, the rest of a tile's work would outweigh it, or the weights' range is too small"
 
 
 def _multicast_sentence(plan: Plan) -> str:
@@ -179,7 +210,8 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),
         Criterion(lambda p: p.q_registers != _q_registers_pay(problem), _q_sentence),
-        Criterion(lambda p: (p.kv_multicast == 2) != _multicast_pays(problem), _multicast_sentence),
+        Criterion(lambda p: p.fixed_max != _fixed_max_pays(problem), _fixed_max_sentence),
+        Criterion(lambda p: (p.kv_multicast == 2) != _multicast_pays(problem, p.rows_per_cta), _multicast_sentence),
         Criterion(lambda p: p.o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     )
@@ -217,6 +249,7 @@ FORWARD = Grid(
         "q_registers": (True, False),
         "intra_overlap": (False,),
         "o_over_q": (False, True),
+        "fixed_max": (False, True),
         "kv_multicast": (1, 2),
         "kv_stages": (ALL_THAT_FIT,),
     },
