@@ -114,9 +114,10 @@ class Sender:
 
     @gluon.jit
     def acquire(self, nbytes: gl.constexpr):
-        """Waits until the slot is empty and announces ``nbytes`` of TMA."""
+        """Waits until the slot is empty and announces ``nbytes`` of TMA, which may begin when every thread is here."""
         mbarrier.wait(self.channel.empty.index(self.index), self.phase)
         mbarrier.expect(self.channel.ready.index(self.index), nbytes)
+        gl.barrier()
 
     @gluon.jit
     def wait_empty(self):

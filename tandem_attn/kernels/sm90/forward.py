@@ -105,6 +105,7 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, index: gl.constexpr):
             _finish(plan, args, work, row, state, o_slot, o_tail)
         if plan.o_over_q:
             tma.store_wait(0)
+            gl.barrier()
             q_in.release()
         q_in = q_in.next()
         at, tiles_in = receive_tile(tiles_in)
