@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem_attn.kernels import cache, extras
-from tandem_attn.kernels.translate import BARRIERS, BINARY, FENCES, translated
+from tandem_attn.kernels.translate import BARRIERS, BINARY, FENCES, no_collection, translated
 from tandem_attn.spec.arch import get_arch
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
@@ -110,6 +110,7 @@ def _cached(key: tuple[Any, ...], source: Plan | Helper, make: Callable[[], Kern
     return _decode(cache.fetch(_key(*key), lambda: _encode(make())), source)
 
 
+@no_collection()
 def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     """Compiles without any cache of ours."""
     _triton()
@@ -128,9 +129,10 @@ def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
 
 def needless_passes(plan: Plan) -> tuple[str, ...]:
     """Passes of Triton's that find all their work done in a kernel's sources, where nothing needs scratch memory."""
-    return BARRIERS if _capability(plan.arch) < 100 and plan.cta_group == 1 else FENCES
+    return BARRIERS if plan.cta_group == 1 else FENCES
 
 
+@no_collection()
 def _build_helper(helper: Helper) -> Kernel:
     _triton()
     from triton.compiler import ASTSource

@@ -50,13 +50,12 @@ def translated(
     context = ir.context()
     ir.load_dialects(context)
     translator.load_dialects(context)
-    with _no_collection():
-        made = source.make_ir(target, parsed, translator.get_codegen_implementation(parsed), translator.get_module_map(), context)
-        found, metadata = {}, {"target": target, **vars(parsed)}
-        for name, stage in stages.items():
-            made = stage(made, metadata)
-            if name in BINARY:  # what other stages make must not outlive the context
-                found[name] = made
+    made = source.make_ir(target, parsed, translator.get_codegen_implementation(parsed), translator.get_module_map(), context)
+    found, metadata = {}, {"target": target, **vars(parsed)}
+    for name, stage in stages.items():
+        made = stage(made, metadata)
+        if name in BINARY:  # what other stages make must not outlive the context
+            found[name] = made
     return found, metadata
 
 
@@ -126,8 +125,8 @@ def has_scratch(module: str) -> bool:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """No collection of reference cycles meanwhile: each would walk all that the process holds, PyTorch included."""
+def no_collection() -> Iterator[None]:
+    """No collection of reference cycles meanwhile: each walks all that the process holds, PyTorch included (0.1 s)."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -127,9 +127,11 @@ class Sender:
     def drain(self):
         """Waits until every slot is empty: nobody, above all no other CTA, then arrives here any more."""
         out = self
-        for _ in gl.static_range(self.channel.stages):
-            out.wait_empty()
+        out.wait_empty()
+        for _ in gl.static_range(self.channel.stages - 1):
             out = out.next()
+            gl.barrier()
+            out.wait_empty()
 
     @gluon.jit
     def slot(self):
