@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -41,12 +42,18 @@ def problem(head_dim: int, head_dim_v: int, mask: str) -> Problem:
 def once(chip: str, head_dim: int, head_dim_v: int, mask: str) -> dict[str, float]:
     """Of this process, which has compiled and loaded nothing yet."""
     plan = backend.plan(problem(head_dim, head_dim_v, mask), FORWARD, chip)
-    before, start = os.times(), time.perf_counter()
+    before, start = used(), time.perf_counter()
     kernels.compiled(plan)
-    after, wall = os.times(), time.perf_counter() - start
-    own = after.user + after.system - before.user - before.system
-    children = after.children_user + after.children_system - before.children_user - before.children_system
+    after, wall = used(), time.perf_counter() - start
+    own, children = (new - old for new, old in zip(after, before, strict=True))
     return {"cpu": own + children, "ptxas": children, "wall": wall}
+
+
+def used() -> tuple[float, float]:
+    """CPU seconds of this process and of its children that have ended."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own, children = (each.ru_utime + each.ru_stime for each in both)
+    return own, children
 
 
 def best(chip: str, head_dim: int, head_dim_v: int, mask: str) -> dict[str, dict[str, float]]:
