@@ -6,20 +6,19 @@ Compiling needs no GPU.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.metadata
 import json
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from tandem_attn.kernels import cache, extras
+from tandem_attn.kernels.translate import BARRIERS, BINARY, FENCES, no_collection, translated
 from tandem_attn.spec.arch import get_arch
 from tandem_attn.spec.plan import Plan
 from tandem_attn.spec.resources import WARPGROUP, warpgroup_registers
@@ -29,7 +28,6 @@ TRITON = "3.9"  # Gluon's API changes between minor releases
 ENTRIES = {9: "tandem_attn.kernels.sm90.forward", 10: "tandem_attn.kernels.sm100.forward"}
 _LEAST_SWIZZLE = 32  # bytes a row; narrower tiles are not swizzled (PTX ISA, tensor swizzling modes)
 _ELEMENTS = {"float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5", "float16": "fp16", "bfloat16": "bf16"}  # in Triton's notation
-_BINARY = ("cubin", "ptx")  # parts of a kernel that are stored behind its text, in this order
 CODES = {"*": "Q", "i32": "i", "i64": "q", "fp32": "f"}  # of ``struct``, by Triton's notation; every pointer has the first
 
 
@@ -112,6 +110,7 @@ def _cached(key: tuple[Any, ...], source: Plan | Helper, make: Callable[[], Kern
     return _decode(cache.fetch(_key(*key), lambda: _encode(make())), source)
 
 
+@no_collection()
 def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     """Compiles without any cache of ours."""
     _triton()
@@ -124,9 +123,16 @@ def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     source = GluonASTSource(entry, signature, {(entry.arg_names.index(name),): value for name, value in constants.items()})
     options: dict[str, Any] = {"num_warps": WARPGROUP, "num_ctas": plan.cta_group, "maxnreg": entry_registers(plan)}
     options |= {"enable_fp_fusion": True} | ({"instrumentation_mode": "consan"} if consan else {})
-    return _kernel(plan, *_translated(source, plan.arch, options), types.values())
+    needless = () if plain or consan else needless_passes(plan)
+    return _kernel(plan, *translated(source, _capability(plan.arch), options, needless), types.values())
 
 
+def needless_passes(plan: Plan) -> tuple[str, ...]:
+    """Passes of Triton's that find all their work done in a kernel's sources, where nothing needs scratch memory."""
+    return BARRIERS if plan.cta_group == 1 else FENCES
+
+
+@no_collection()
 def _build_helper(helper: Helper) -> Kernel:
     _triton()
     from triton.compiler import ASTSource
@@ -135,7 +141,7 @@ def _build_helper(helper: Helper) -> Kernel:
     types, constants = dict(helper.types), dict(helper.constants)
     source = ASTSource(entry, types | dict.fromkeys(constants, "constexpr"), dict(constants))
     options = {"num_warps": helper.warps, "enable_fp_fusion": True}
-    return _kernel(helper, *_translated(source, helper.arch, options), types.values())
+    return _kernel(helper, *translated(source, _capability(helper.arch), options), types.values())
 
 
 def _kernel(source: Plan | Helper, made: dict[str, Any], meta: dict[str, Any], types: Iterable[str | tuple[str, ...]]) -> Kernel:
@@ -148,51 +154,9 @@ def _kernel(source: Plan | Helper, made: dict[str, Any], meta: dict[str, Any], t
     )  # fmt: skip
 
 
-def _translated(source: Any, arch: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Triton's cubin and PTX, by these names, and its metadata.
-
-    Its stages one by one: ``triton.compile`` would first hash all of Triton, for a cache that ours makes needless (0.35 s in each process).
-    """
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import make_backend
-
-    _let_go_at_exit()
+def _capability(arch: str) -> int:
     major, minor = get_arch(arch).capability or (0, 0)
-    target = GPUTarget("cuda", major * 10 + minor, 32)
-    translator = make_backend(target)
-    parsed = translator.parse_options({**options, **source.parse_options()})
-    stages: dict[str, Callable[[Any, dict[str, Any]], Any]] = {}
-    translator.add_stages(stages, parsed, source.language)
-    context = ir.context()
-    ir.load_dialects(context)
-    translator.load_dialects(context)
-    made = source.make_ir(target, parsed, translator.get_codegen_implementation(parsed), translator.get_module_map(), context)
-    found, metadata = {}, {"target": target, **vars(parsed)}
-    for name, stage in stages.items():
-        made = stage(made, metadata)
-        if name in _BINARY:  # what other stages make must not outlive the context
-            found[name] = made
-    return found, metadata
-
-
-@functools.cache
-def _let_go_at_exit() -> None:
-    atexit.register(_let_go)
-
-
-def _let_go() -> None:
-    """Ends the only path from what libtriton keeps for ever to an object of its Python bindings.
-
-    The bindings list, on stderr, which of their objects outlive the interpreter. Triton 3.9 holds classes of Gluon's layouts in C++ without
-    end, their module holds Gluon's semantics, and those hold the class of a builder, as a type annotation: forty lines after every process
-    that compiled. Leaks of anything else are still told.
-    """
-    semantics = sys.modules.get("triton.experimental.gluon.language._semantic")
-    if semantics is not None and hasattr(semantics, "GluonOpBuilder"):
-        for annotated in (semantics.GluonSemantic, semantics.GluonSemantic.__init__):
-            annotated.__annotations__.pop("builder", None)
-        del semantics.GluonOpBuilder
+    return major * 10 + minor
 
 
 def entry_registers(plan: Plan) -> int:
@@ -269,14 +233,14 @@ def _sources() -> str:
     """Digest of the sources that decide the code: device code lies in folders, host code beside this file."""
     root = Path(__file__).parent
     spec = (root.parent / "spec" / f"{name}.py" for name in ("exp2", "mask_tree", "plan"))
-    files = [Path(__file__), root / "extras.py", *sorted(root.glob("*/*.py")), *spec]
+    files = [Path(__file__), root / "translate.py", root / "extras.py", *sorted(root.glob("*/*.py")), *spec]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _encode(kernel: Kernel) -> bytes:
     """A line of JSON with everything short and the sizes of what follows, then cubin and PTX."""
     ptx = kernel.ptx.encode()
-    short = {field.name: getattr(kernel, field.name) for field in fields(kernel) if field.name not in ("plan", *_BINARY)}
+    short = {field.name: getattr(kernel, field.name) for field in fields(kernel) if field.name not in ("plan", *BINARY)}
     return json.dumps({**short, "cubin": len(kernel.cubin), "ptx": len(ptx)}).encode() + b"\n" + kernel.cubin + ptx
 
 

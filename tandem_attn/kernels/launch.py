@@ -37,7 +37,9 @@ class ArgumentBlock:
         self.maps = memoryview(memory).cast("B")[start : start + maps_bytes]
         self._numbers = memoryview(memory).cast("B")[start + maps_bytes : start + maps_bytes + self._values.size]
         self.words = self._numbers.cast("Q")
-        self.launch = cuda.Launch(_function(kernel, device), kernel.threads, kernel.ctas, kernel.shared_bytes, _pointers(address + start, kernel))
+        self.launch = cuda.Launch(
+            _function(kernel, device), kernel.threads, kernel.ctas, kernel.shared_bytes, _pointers(address + start, kernel)
+        )
 
     def write(self, launch: LaunchDescription) -> None:
         """Fills the whole block."""

@@ -83,7 +83,9 @@ class Plan:
     tmem: tuple[Region, ...] = ()  # 32-bit columns
     exp2: Exp2Split = field(default_factory=Exp2Split)
     rescale_threshold: float = 8.0  # tau, log2 units: O is rescaled when a row maximum grew by more; 0: whenever it grew
-    fixed_max: bool = False  # Hopper: blocks that the mask leaves whole keep their rows' maxima; where sums overflow the tile is computed again
+    fixed_max: bool = (
+        False  # Hopper: blocks that the mask leaves whole keep their rows' maxima; where sums overflow the tile is computed again
+    )
     rescale_rows: int = 1  # rows that decide together (one exceeds tau: all take their new maximum); 0: always, without a branch
     p_parts: tuple[float, ...] = (1.0,)  # shares of P's columns written when each signal is given; the PV product starts at the first
     p_exponent: int = 0  # P and row sums are kept times 2^p_exponent (8-bit P: small weights then are not subnormal)

@@ -131,9 +131,10 @@ class Sender:
 
     @gluon.jit
     def acquire(self, nbytes: gl.constexpr):
-        """Waits until the slot is empty and announces ``nbytes`` of TMA."""
+        """Waits until the slot is empty and announces ``nbytes`` of TMA, which may begin when every thread is here."""
         mbarrier.wait(self.channel.empty.index(self.index), self.phase)
         mbarrier.expect(self.channel.ready.index(self.index), nbytes)
+        gl.barrier()
 
     @gluon.jit
     def wait_empty(self):
@@ -143,9 +144,11 @@ class Sender:
     def drain(self):
         """Waits until every slot is empty: nobody, above all no other CTA, then arrives here any more."""
         out = self
-        for _ in gl.static_range(self.channel.stages):
-            out.wait_empty()
+        out.wait_empty()
+        for _ in gl.static_range(self.channel.stages - 1):
             out = out.next()
+            gl.barrier()
+            out.wait_empty()
 
     @gluon.jit
     def slot(self):

@@ -66,8 +66,15 @@ def load_tile(plan: gl.constexpr, desc, tail, chunks: gl.constexpr, batch, rows,
     else:
         out.acquire(desc.nbytes_per_cta + tail.nbytes_per_cta)
         tma.async_load(desc, coordinates(plan, batch, rows, head, row, 0), out.ready(), out.slot())
-        tma.async_load(tail, coordinates(plan, batch, rows, head, row, chunks[0]), out.ready(), out.tail())
+        load_more(tail, coordinates(plan, batch, rows, head, row, chunks[0]), out.ready(), out.tail())
     return out.next()
+
+
+@gluon.jit
+def load_more(desc, coords, barrier, slot):
+    """A copy into the slot of one before it. The compiler wants the role's threads in step between the two, and finds them so."""
+    gl.barrier()
+    tma.async_load(desc, coords, barrier, slot)
 
 
 @gluon.jit

@@ -107,9 +107,24 @@ def tile_bytes(plan, chunks):
 def load_keys(plan: gl.constexpr, tensor: gl.constexpr, chunks: gl.constexpr, batch, rows, head, key, rank, out):
     """A sequence's keys or values from ``key`` on into the next slot of channel end ``out`` of every CTA of the cluster."""
     out.acquire(tile_bytes(plan, chunks))
-    _load_chunk(plan, tensor, False, chunks[0], 0, batch, rows, head, key, rank, out.channel.here(out.ready()), out.channel.here(out.slot()))
+    _load_chunk(
+        plan, tensor, False, chunks[0], 0, batch, rows, head, key, rank, out.channel.here(out.ready()), out.channel.here(out.slot())
+    )
     if len(chunks) > 1:
-        _load_chunk(plan, tensor, True, chunks[1], chunks[0], batch, rows, head, key, rank, out.channel.here(out.ready()), out.channel.here(out.tail()))
+        _load_chunk(
+            plan,
+            tensor,
+            True,
+            chunks[1],
+            chunks[0],
+            batch,
+            rows,
+            head,
+            key,
+            rank,
+            out.channel.here(out.ready()),
+            out.channel.here(out.tail()),
+        )
     return out.next()
 
 

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from tandem_attn.kernels.common import ptx
-from tandem_attn.kernels.common.copies import load_tile, store_tile
+from tandem_attn.kernels.common.copies import load_more, load_tile, store_tile
 
 
 @gluon.jit
@@ -81,7 +81,7 @@ def load_queries(plan: gl.constexpr, args, seq, group, row, out):
         else:
             out.acquire(args.q.nbytes_per_cta + args.q_tail.nbytes_per_cta)
             tma.async_load(args.q, _q_coords(plan, seq, group, query, 0), out.ready(), out.slot())
-            tma.async_load(args.q_tail, _q_coords(plan, seq, group, query, chunks[0]), out.ready(), out.tail())
+            load_more(args.q_tail, _q_coords(plan, seq, group, query, chunks[0]), out.ready(), out.tail())
         return out.next()
 
 

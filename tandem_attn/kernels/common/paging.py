@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from tandem_attn.kernels.common.copies import END, load_tile
+from tandem_attn.kernels.common.copies import END, load_more, load_tile
 
 AT_ONCE = gl.constexpr(8)  # places looked up before the first of their copies is issued
 
@@ -44,7 +44,10 @@ def _load_chunk(plan: gl.constexpr, args, desc, batch, rows, head, key, columns:
     copies: gl.constexpr = plan.tile_n // plan.page_rows
     if copies == 1:
         page, used, row = place(args, batch, rows, key)
-        tma.async_load(desc, [END, page * rows.pitch + used, head, END - used + row, first], barrier, slot)
+        if first == 0:
+            tma.async_load(desc, [END, page * rows.pitch + used, head, END - used + row, first], barrier, slot)
+        else:
+            load_more(desc, [END, page * rows.pitch + used, head, END - used + row, first], barrier, slot)
     else:
         # To the compiler a piece is a tile of its own. Pieces are whole repetitions of the swizzle's pattern, so they read as one tile.
         count: gl.constexpr = panels(plan, columns)
@@ -58,7 +61,7 @@ def _load_chunk(plan: gl.constexpr, args, desc, batch, rows, head, key, columns:
                 page, used, row = places[i]
                 for panel in gl.static_range(count):
                     coords = [END, page * rows.pitch + used, head, END - used + row, first + panel * width]
-                    tma.async_load(desc, coords, barrier, pieces.index(panel * copies + start + i))
+                    load_more(desc, coords, barrier, pieces.index(panel * copies + start + i))
 
 
 @gluon.jit

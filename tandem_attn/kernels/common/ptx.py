@@ -364,6 +364,21 @@ def named_arrive(name: gl.constexpr, threads: gl.constexpr):
     gl.inline_asm(_named("bar.arrive", name, threads), "~{memory}")
 
 
+@gluon.jit
+def any_row(name: gl.constexpr, x, threads: gl.constexpr):
+    """1 in all of ``threads`` threads if x (int32, (64,) of a warpgroup's rows, two a thread) has an element that is not 0, else 0; all threads
+    wait for each other (PTX ISA: barrier.red)."""
+    return gl.inline_asm(_any_row(name, threads), ("=r", "r"), [x], gl.int32)
+
+
+@gluon.constexpr_function
+def _any_row(name, threads):
+    return (
+        "{ .reg .pred any; .reg .b32 all; or.b32 all, $1, $2; setp.ne.u32 any, all, 0; "
+        f"barrier.red.or.pred any, {NAMED_BARRIER.value + name}, {threads}, any; selp.u32 $0, 1, 0, any; }}"
+    )
+
+
 @gluon.constexpr_function
 def _named(instruction, name, threads):
     return f"{instruction} {NAMED_BARRIER.value + name}, {threads};"

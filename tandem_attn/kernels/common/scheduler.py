@@ -107,7 +107,9 @@ def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr, ctas: gl.con
 
 
 @gluon.jit
-def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = (), ctas: gl.constexpr = 1, stages: gl.constexpr = AHEAD):
+def tile_channel_of(
+    arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = (), ctas: gl.constexpr = 1, stages: gl.constexpr = AHEAD
+):
     """``make_tile_channel``, each slot released by ``arrivals`` arrivals.
 
     ``in_each_cta``: layout bases of shared memory of which each CTA of a pair has its own.

@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 
 from tandem_attn.kernels.common.arguments import Args, worker_registers
 from tandem_attn.kernels.sm100.correction import correction
+from tandem_attn.kernels.sm100.handout import by_hardware
 from tandem_attn.kernels.sm100.load import load
 from tandem_attn.kernels.sm100.mma import mma
 from tandem_attn.kernels.sm100.pipeline import make_pipeline
@@ -35,6 +36,8 @@ def forward(
         lse_stride, mask_data, bias_data, pages, parts, descales,
     )  # fmt: skip
     pipe = make_pipeline(plan, q_desc.dtype, o_desc.dtype, plain)
+    if by_hardware(plan) and plan.cta_group == 1:
+        gl.barrier()
     registers: gl.constexpr = worker_registers(plan)
     gl.warp_specialize([
         (correction, (plan, args, pipe)),

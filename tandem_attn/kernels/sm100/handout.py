@@ -49,6 +49,9 @@ def ask(plan: gl.constexpr, args, handout, tile, num_tiles):
         if plan.cta_group == 2:
             handout.taken.arrive()
             handout.taken.wait()
+            fence_async_shared(cluster=True)  # the answer goes to both CTAs
+        else:
+            gl.barrier()
         clc.try_cancel(handout.answer, handout.came.barrier())
         return num_tiles
     elif by_first_cta(plan):

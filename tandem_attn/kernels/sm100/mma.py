@@ -66,6 +66,7 @@ def _ping_pong(plan: gl.constexpr, args, tmem, a, b, o_a, o_b, q_a, q_b, kv, blo
         kv = kv.after_k(k.next())
         v.wait()
         a = _values(plan, args, tmem, 0, a, v, use_acc, ())
+        _between_waits(plan)
         k.wait()
         a = _scores(plan, tmem, 0, a, q_a, k, (a.s_ready.barrier(),))
         b = _values(plan, args, tmem, 1, b, v, use_acc, (v.empty(),))
@@ -100,6 +101,7 @@ def _apart(plan: gl.constexpr, args, tmem, a, b, o_a, o_b, q_a, q_b, kv, every, 
         kv = kv.after_k(k.next())
         v.wait()
         a = _values_visited(plan, args, tmem, 0, a, o_a, visit_a, n_block, q_a, v)
+        _between_waits(plan)
         k.wait()
         a = _scores_visited(plan, tmem, 0, a, visit_a, n_block - 1, q_a, k)
         b = _values_visited(plan, args, tmem, 1, b, o_b, visit_b, n_block, q_b, v)
@@ -116,6 +118,13 @@ def _apart(plan: gl.constexpr, args, tmem, a, b, o_a, o_b, q_a, q_b, kv, every, 
     b = _values_visited(plan, args, tmem, 1, b, o_b, visit_b, n_block, q_b, v)
     tcgen05_commit(v.empty(), descs=_in_pair(plan, q_a))
     return a, b, kv.after_v(v.next())
+
+
+@gluon.jit
+def _between_waits(plan: gl.constexpr):
+    """Of the role's threads for two slots of one ring: they enter the second together."""
+    if plan.shared_kv_ring:
+        gl.barrier()
 
 
 @gluon.jit

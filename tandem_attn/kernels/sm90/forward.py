@@ -25,6 +25,7 @@ from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_chan
 from tandem_attn.kernels.common.scheduler import Coords, coords_of, make_tile_channel, read_tile, send_tile, tile_count
 
 WARPS = gl.constexpr(4)  # of a consumer
+VERDICT = gl.constexpr(3)  # hardware barriers of the consumers behind those of the turns
 TURN_THREADS = gl.constexpr(256)  # the consumer that waits and the one before it
 
 
@@ -169,6 +170,7 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, again, index: gl.cons
             _finish(plan, args, at, rank, state, o_slot, o_tail, again, index)
         if plan.o_over_q:
             tma.store_wait(0)
+            gl.barrier()
             q_in.release()
         q_in = q_in.next()
         tiles_in = _next_tile(tiles_in)
@@ -499,8 +501,7 @@ def _finish(plan: gl.constexpr, args, at, rank, state, o_slot, o_tail, again, in
             wrong = used & (_overflowed(plan, state.acc) | (row_sum == float("inf")) | ((state.row_max == float("-inf")) & fixed))
             if len(plan.head_dim_v_chunks) > 1:
                 wrong = wrong | (used & _overflowed(plan, state.acc_tail))
-            if gl.max(wrong.to(gl.int32), axis=0) > 0:
-                gl.barrier()
+            if ptx.any_row(VERDICT + index, wrong.to(gl.int32), WARPS * 32) > 0:  # the LSE is written now
                 redo.link(plan, args, again, at, redo.own(plan, rank, index))
 
 
@@ -600,11 +601,17 @@ def forward(
     else:
         o = make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_v_chunks)
     if plan.shared_kv_ring:
-        k = make_channel(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, consumers, plain, ctas, ctas > 1)
+        k = make_channel(
+            make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, consumers, plain, ctas, ctas > 1
+        )
         v = k
     else:
-        k = make_channel(make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, consumers, plain, ctas, ctas > 1)
-        v = make_channel(make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, consumers, plain, ctas, ctas > 1)
+        k = make_channel(
+            make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks), plan.k_stages, consumers, plain, ctas, ctas > 1
+        )
+        v = make_channel(
+            make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks), plan.v_stages, consumers, plain, ctas, ctas > 1
+        )
     tiles = make_tile_channel(consumers, plain, ctas)
     mail = multicast.make_mail(plan)
     again = redo.make_redo(plan)
