@@ -90,8 +90,9 @@ def make_channel(
     buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr,
     ctas: gl.constexpr = 1, shared: gl.constexpr = False,
 ):  # fmt: skip
-    """A channel over ``buffers``, each slot released by ``consumers`` warpgroups of each CTA of a cluster that shares it."""
-    arrivals: gl.constexpr = (consumers if plain else consumers * WARPS) * (ctas if shared else 1)
+    """A channel over ``buffers``, each slot released by ``consumers`` warpgroups of each CTA of a cluster that shares it. A shared channel has
+    no plain form."""
+    arrivals: gl.constexpr = consumers * WARPS * ctas if shared else consumers if plain else consumers * WARPS
     return channel_of(buffers, stages, arrivals, plain, False, ctas, shared)
 
 
