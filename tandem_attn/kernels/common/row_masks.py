@@ -32,8 +32,8 @@ def _window(tree, which, i):
 
 
 @gluon.constexpr_function
-def _has_left(tree, which):
-    return any(window.left != "None" for window in conjunctions(tree)[which])
+def _bounded_left(tree):
+    return tuple(any(window.left != "None" for window in windows) for windows in conjunctions(tree))
 
 
 @gluon.jit
@@ -84,21 +84,23 @@ def _other_documents(count, element, bits):
 
 @gluon.jit
 def _hide_windows(s, tree: gl.constexpr, scalars, seq, row, n_start, masked):
-    out = _hide(s, tree, 0, scalars, seq, row, n_start, masked)
-    for which in gl.static_range(1, _alternatives(tree)):
-        out = gl.maximum(out, _hide(s, tree, which, scalars, seq, row, n_start, masked))
-    return out
+    """All intervals at once: a copy of the scores for each would not fit a thread."""
+    edges = ()
+    for which in gl.static_range(_alternatives(tree)):
+        start, stop = _interval(tree, which, scalars, seq, row)
+        edges = edges + (start - n_start, stop - n_start)
+    asm: gl.constexpr = _outside(s.type.shape[1], _bounded_left(tree))
+    return gl.inline_asm(asm, _edge_constraints(tree), (s,) + edges + (masked,), s.type)
 
 
 @gluon.jit
-def _hide(s, tree: gl.constexpr, which: gl.constexpr, scalars, seq, row, n_start, masked):
-    """``hide`` for one of the intersections of windows that the mask is a union of: one interval of columns."""
+def _interval(tree: gl.constexpr, which: gl.constexpr, scalars, seq, row):
+    """The columns ``[start, stop)`` that one of the intersections of windows lets ``row`` see."""
     start = row * 0 - masks.FAR
     stop = row * 0 + seq.k.used
     for i in gl.static_range(_windows(tree, which)):
         start, stop = _narrowed(_window(tree, which, i), scalars, seq, row, start, stop)
-    asm: gl.constexpr = _outside(s.type.shape[1], _has_left(tree, which))
-    return gl.inline_asm(asm, ("=&f", "f", "r", "r", "r"), [s, start - n_start, stop - n_start, masked], s.type)
+    return start, stop
 
 
 @gluon.jit
@@ -113,16 +115,26 @@ def _narrowed(window: gl.constexpr, scalars, seq, row, start, stop):
 
 
 @gluon.constexpr_function
+def _edge_constraints(tree):
+    return ("=&f", "f", *("r",) * (2 * _alternatives(tree)), "r")
+
+
+@gluon.constexpr_function
 def _outside(count, bounded):
     """A branch around selects by the bits of words, which ptxas turns into predicates seven at a time; a Gluon ``if`` becomes selects in
-    every block, and comparisons of column numbers cost one instruction a column more."""
-    start, stop, masked = (f"${2 * count + i}" for i in range(3))
+    every block, and comparisons of column numbers cost one instruction a column more. ``bounded``: which intervals have a first column.
+    """
+    edges, masked = [f"${2 * count + i}" for i in range(2 * len(bounded))], f"${2 * (count + len(bounded))}"
     lines = ["{ .reg .pred skip, seen; .reg .b32 edge, word, bit;", *(f"mov.f32 ${i}, ${count + i};" for i in range(count))]
+    lines += [".reg .b32 more;"] if len(bounded) > 1 else []
     lines += [f"setp.eq.s32 skip, {masked}, 0;", "@skip bra.uni done${:uid};"]
     for first in range(0, count, 32):
-        lines += _bits_below("word", stop, first)
-        if bounded:
-            lines += [*_bits_below("bit", start, first), "not.b32 bit, bit;", "and.b32 word, word, bit;"]
+        for which, has_left in enumerate(bounded):
+            word = "more" if which else "word"
+            lines += _bits_below(word, edges[2 * which + 1], first)
+            if has_left:
+                lines += [*_bits_below("bit", edges[2 * which], first), "not.b32 bit, bit;", f"and.b32 {word}, {word}, bit;"]
+            lines += ["or.b32 word, word, more;"] if which else []
         for i in range(first, min(first + 32, count)):
             lines += [f"and.b32 bit, word, {1 << (i - first)};", "setp.ne.u32 seen, bit, 0;", f"selp.f32 ${i}, ${i}, 0fFF800000, seen;"]
     return "\n".join([*lines, "done${:uid}:", "}"])
