@@ -59,12 +59,14 @@ class Channel:
     empty: gl.shared_memory_descriptor
     stages: gl.constexpr
     plain: gl.constexpr  # Gluon's own arrive: slower, but visible to Triton's sanitizers
+    pair: gl.constexpr  # both CTAs of a pair fill a slot, and tell the first one
+    lean: gl.constexpr  # the sender, one warp, arrives without Gluon, see ``ptx.announce``
 
     @gluon.jit
     def lane(self, i: gl.constexpr):
         """Slot ``i`` as a channel of its own."""
         lane = Buffers(self.buffers.slots.slice(i, 1), self.buffers.tails.slice(i, 1))
-        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain)
+        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain, self.pair, self.lean)
 
     @gluon.jit
     def sender(self):
@@ -82,7 +84,9 @@ def make_channel(buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: 
 
 
 @gluon.jit
-def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False):
+def channel_of(
+    buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False, lean: gl.constexpr = False
+):
     """A channel over ``buffers``, each slot released by ``arrivals`` arrivals.
 
     With ``pair`` a slot is ready when both CTAs of a pair have loaded their part of it, which the first one's MMA warp waits for.
@@ -92,7 +96,7 @@ def channel_of(buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.
     for i in gl.static_range(stages):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(i), count=arrivals)
-    return Channel(buffers, ready, empty, stages, plain)
+    return Channel(buffers, ready, empty, stages, plain, pair, lean)
 
 
 @gluon.jit
@@ -116,7 +120,18 @@ class Sender:
     def acquire(self, nbytes: gl.constexpr):
         """Waits until the slot is empty and announces ``nbytes`` of TMA."""
         mbarrier.wait(self.channel.empty.index(self.index), self.phase)
-        mbarrier.expect(self.channel.ready.index(self.index), nbytes)
+        if self.channel.lean:
+            ptx.announce(self.ready(), nbytes, self.channel.pair)
+        else:
+            mbarrier.expect(self.ready(), nbytes)
+
+    @gluon.jit
+    def sent(self):
+        """Says that the slot is written, by other means than TMA."""
+        if self.channel.lean:
+            ptx.arrive_lane(self.ready())
+        else:
+            mbarrier.arrive(self.ready(), count=1)
 
     @gluon.jit
     def wait_empty(self):

@@ -7,6 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 LOAD_COLUMNS = gl.constexpr(64)  # of one load from tensor memory: ptxas needs 146 registers at launch for 128
+_FIRST_LANE = gl.constexpr("{ .reg .pred one; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 one, lane, 0; ")
 NAMED_BARRIER = gl.constexpr(8)  # first of the hardware barriers 8-15; the compiler hands out ids from 0 up, one a warp partition
 
 
@@ -72,6 +73,30 @@ def wait_phase(barrier, phase):
         "r,r,~{memory}",
         [here(barrier), phase],
     )
+
+
+@gluon.jit
+def arrive_lane(barrier):
+    """One arrival of a role of one warp, at a barrier of this CTA (PTX ISA: mbarrier.arrive). See ``announce``."""
+    gl.inline_asm(_FIRST_LANE + "@one mbarrier.arrive.shared::cta.b64 _, [$0]; }", "r,~{memory}", [here(barrier)])
+
+
+@gluon.jit
+def announce(barrier, nbytes: gl.constexpr, pair: gl.constexpr):
+    """One arrival of a role of one warp, and ``nbytes`` of TMA to wait for; with ``pair`` at the first CTA's barrier (PTX ISA:
+    mbarrier.arrive).
+
+    Gluon's own takes thread 0 by a thread number that is read before the roles are dispatched and lives, in a register, through all of them.
+    """
+    if pair:
+        gl.inline_asm(_announce("shared::cluster", nbytes), "r,~{memory}", [barrier])
+    else:
+        gl.inline_asm(_announce("shared::cta", nbytes), "r,~{memory}", [here(barrier)])
+
+
+@gluon.constexpr_function
+def _announce(space, nbytes):
+    return f"{_FIRST_LANE.value}@one mbarrier.arrive.expect_tx.{space}.b64 _, [$0], {nbytes}; }}"
 
 
 @gluon.jit
@@ -157,6 +182,23 @@ def uniform(x):
     Loop bounds that came from memory otherwise cost the role its uniform registers, which MMA descriptors live in.
     """
     return gl.inline_asm("shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;", "=r,r", [x], gl.int32)
+
+
+@gluon.jit
+def lane_row(rows: gl.constexpr, layout: gl.constexpr):
+    """The row of a tile of ``rows`` rows that this thread holds, 128 threads of a warpgroup a CTA (PTX ISA: %tid).
+
+    Read anew in each role: a thread number that is read before the dispatch of roles lives through all of them, as a register or two.
+    """
+    type: gl.constexpr = gl.distributed_type(gl.int32, [rows], layout)
+    row = gl.inline_asm("{ .reg .b32 thread; mov.u32 thread, %tid.x; and.b32 $0, thread, 127; }", "=r", [], type)
+    return row if gl.num_ctas() == 1 else row + cta_rank() * 128
+
+
+@gluon.jit
+def warp_row(row):
+    """The first row of the warp, of ``lane_row``; uniform for ptxas, and so is what is computed from it (PTX ISA: shfl.sync)."""
+    return gl.inline_asm("shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;", "=r,r", [row], row.type)
 
 
 @gluon.jit

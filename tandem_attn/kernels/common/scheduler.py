@@ -6,7 +6,6 @@ and sends them to the consumers through a channel, one tile ahead.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import ptx
@@ -107,13 +106,13 @@ def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr):
 
 
 @gluon.jit
-def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = ()):
+def tile_channel_of(arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = (), lean: gl.constexpr = False):
     """``make_tile_channel``, each slot released by ``arrivals`` arrivals.
 
     ``in_each_cta``: layout bases of shared memory of which each CTA of a pair has its own.
     """
     slots = gl.allocate_shared_memory(gl.int32, [AHEAD, 4], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta))
-    return channel_of(Buffers(slots, slots), AHEAD, arrivals, plain)
+    return channel_of(Buffers(slots, slots), AHEAD, arrivals, plain, lean=lean)
 
 
 @gluon.jit
@@ -138,7 +137,7 @@ def send_tile(out, at):
     """Passes a tile's coordinates to the consumers."""
     out.wait_empty()
     ptx.store_four(out.slot(), at.valid, at.m_block, at.head, at.batch)
-    mbarrier.arrive(out.ready(), count=1)
+    out.sent()
     return out.next()
 
 

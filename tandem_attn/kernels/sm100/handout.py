@@ -45,14 +45,14 @@ def make_handout(plan: gl.constexpr):
 def ask(plan: gl.constexpr, args, handout, tile, num_tiles):
     """Asks for the tile behind ``tile``; what it returns goes to ``take``."""
     if by_hardware(plan):
-        mbarrier.expect(handout.came.barrier(), 16)
+        ptx.announce(handout.came.barrier(), 16, False)
         if plan.cta_group == 2:
             handout.taken.arrive()
             handout.taken.wait()
         clc.try_cancel(handout.answer, handout.came.barrier())
         return num_tiles
     elif by_first_cta(plan):
-        mbarrier.expect(handout.came.barrier(), 4)
+        ptx.announce(handout.came.barrier(), 4, False)
         handout.taken.arrive()
         handout.taken.wait()
         ptx.take_for_pair(args.counter, num_tiles, gl.num_programs(0), handout.answer, handout.came.barrier())
