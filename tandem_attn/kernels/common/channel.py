@@ -129,7 +129,7 @@ class Sender:
     def sent(self):
         """Says that the slot is written, by other means than TMA."""
         if self.channel.lean:
-            ptx.arrive_lane(self.ready())
+            ptx.arrive_warp(self.ready())
         else:
             mbarrier.arrive(self.ready(), count=1)
 
@@ -190,6 +190,11 @@ class Receiver:
     def empty(self):
         """The barrier to arrive at when the slot has been read, for MMAs that do so by themselves."""
         return self.channel.empty.index(self.index)
+
+    @gluon.jit
+    def anew(self):
+        """The same; addresses of its slot are computed behind this point and not kept from before."""
+        return Receiver(self.channel, ptx.pinned(self.index), self.phase)
 
     @gluon.jit
     def release(self):

@@ -76,12 +76,6 @@ def wait_phase(barrier, phase):
 
 
 @gluon.jit
-def arrive_lane(barrier):
-    """One arrival of a role of one warp, at a barrier of this CTA (PTX ISA: mbarrier.arrive). See ``announce``."""
-    gl.inline_asm(_FIRST_LANE + "@one mbarrier.arrive.shared::cta.b64 _, [$0]; }", "r,~{memory}", [here(barrier)])
-
-
-@gluon.jit
 def announce(barrier, nbytes: gl.constexpr, pair: gl.constexpr):
     """One arrival of a role of one warp, and ``nbytes`` of TMA to wait for; with ``pair`` at the first CTA's barrier (PTX ISA:
     mbarrier.arrive).
