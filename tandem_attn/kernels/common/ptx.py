@@ -221,6 +221,20 @@ def _in_order(number):
 
 
 @gluon.jit
+def apart(done, start, never, number: gl.constexpr):
+    """Two int32; what ``done`` is computed from stays before this point, what is computed from ``start`` behind it. See ``in_order``."""
+    return gl.inline_asm(_apart(number), "=&r,=&r,r,r,r", [done, start, never], (done.type, start.type))
+
+
+@gluon.constexpr_function
+def _apart(number):
+    return (
+        f"{{ .reg .pred p; mov.b32 $0, $2; mov.b32 $1, $3; again${{:uid}}: setp.ne.s32 p, $4, -{number}; @p bra out${{:uid}}; "
+        "nanosleep.u32 99; add.s32 $0, $0, 1; add.s32 $1, $1, 1; bra again${:uid}; out${:uid}: }"
+    )
+
+
+@gluon.jit
 def store_four(slot, a, b, c, d):
     """Four int32 into shared memory, the same from every lane (PTX ISA: st.shared)."""
     gl.inline_asm("st.shared.v4.b32 [$0], {$1, $2, $3, $4};", "r,r,r,r,r,~{memory}", [here(slot), a, b, c, d])
