@@ -116,6 +116,17 @@ def arrive_warp_tmem_pair(barrier):
 
 
 @gluon.jit
+def arrive_warp_pair(barrier):
+    """``arrive_warp`` at the barrier of the first CTA of the pair (PTX ISA: mbarrier.arrive)."""
+    gl.inline_asm(
+        "{ .reg .pred one; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; "
+        "@one mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0]; }",
+        "r,~{memory}",
+        [barrier],
+    )
+
+
+@gluon.jit
 def tmem_done():
     """Completes this warp's stores to tensor memory, before it tells others of them (PTX ISA: tcgen05.wait, tcgen05.fence)."""
     gl.inline_asm("tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync;", "~{memory}")

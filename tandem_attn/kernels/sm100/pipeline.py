@@ -121,7 +121,7 @@ def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, out_dtype: gl.constex
         o_ready = (o_a,)
     else:
         o_ready = (o_a, make_signal(1, 1, plain))
-    return Pipeline(memory.allocate(plan), q, kv_out, kv_in, o, tiles, (a, b), o_ready, make_handout(plan))
+    return Pipeline(memory.allocate(plan), q, kv_out, kv_in, o, tiles, (a, b), o_ready, make_handout(plan, plain))
 
 
 @gluon.jit
