@@ -11,7 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from tandem_attn.kernels.common.copies import END, load_tile
 
-AT_ONCE = gl.constexpr(8)  # places looked up before the first of their copies is issued
+AT_ONCE = 8  # places looked up before the first of their copies is issued
+FEW_REGISTERS = 32  # of a role; that many places do not fit it
 
 
 @gluon.jit
@@ -51,7 +52,7 @@ def _load_chunk(plan: gl.constexpr, args, desc, batch, rows, head, key, columns:
         width: gl.constexpr = columns // count
         layout: gl.constexpr = gl.NVMMASharedLayout(slot.layout.swizzle_byte_width, slot.dtype.primitive_bitwidth, 2)
         pieces = slot.reinterpret(shape=[count * copies, plan.page_rows, width], layout=layout)
-        at_once: gl.constexpr = min(copies, AT_ONCE)
+        at_once: gl.constexpr = _at_once(plan, copies)
         for start in range(0, copies, at_once):
             places = _places(plan, args, batch, rows, key, start, at_once)
             for i in gl.static_range(at_once):
@@ -59,6 +60,11 @@ def _load_chunk(plan: gl.constexpr, args, desc, batch, rows, head, key, columns:
                 for panel in gl.static_range(count):
                     coords = [END, page * rows.pitch + used, head, END - used + row, first + panel * width]
                     tma.async_load(desc, coords, barrier, pieces.index(panel * copies + start + i))
+
+
+@gluon.constexpr_function
+def _at_once(plan, copies):
+    return min(copies, AT_ONCE // 2 if plan.roles[-1].registers < FEW_REGISTERS else AT_ONCE)
 
 
 @gluon.jit
