@@ -210,7 +210,7 @@ def _too_many_operands(plan):
     """Whether the addresses of all operands, which ptxas computes before the block loop, are more than the uniform registers. It then
     finds other ways for the whole kernel, with spills in every role. The last chunk's are cheap to compute anew.
     """
-    return sum(plan.head_dim_chunks) > 128 and plan.tile_n == 128
+    return len(plan.head_dim_chunks) == 2 and plan.tile_n == 128 and (plan.num_splits > 1 or sum(plan.head_dim_chunks) > 128)
 
 
 @gluon.jit
