@@ -64,7 +64,17 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     fields = point | {"page_rows": page_rows(problem, tile_n, pair)}
     technique = {"exp2": _exp2(problem, arch), "rescale_rows": 32, "p_parts": p_parts(tile_n, e)}
     tmem = _forward_tmem(q_stages, tile_n, dv, e)
-    return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(q_stages, wide=problem.alibi and not problem.softcap), "smem": smem.regions, "tmem": tmem})
+    return Plan(
+        **{
+            **base,
+            **fields,
+            **technique,
+            "kv_stages": stages,
+            "roles": _roles(q_stages, wide=problem.alibi and not problem.softcap),
+            "smem": smem.regions,
+            "tmem": tmem,
+        }
+    )
 
 
 def _pair_objection(problem: Problem, rows: int, tile_n: int) -> str:
@@ -101,8 +111,8 @@ def _divides(mask: str) -> bool:
 def _roles(q_stages: int, *, wide: bool) -> tuple[Role, ...]:
     """The launch table. Gluon's first role gets the registers that the others leave.
 
-    With these budgets nothing spills (compiled for sm_100a; what is left: tests/kernels/test_spills.py). With two query tiles and 48 for the
-    small roles two chunks of head_dim do, with 192 for softmax a soft cap does, and with 184 ALiBi alone (``wide``): its loop holds two
+    With these budgets nothing spills (compiled for sm_100a; what is left: tests/kernels/test_spills.py). With two query tiles and 48 for
+    the small roles two chunks of head_dim do, with 192 for softmax a soft cap does, and with 184 ALiBi alone (``wide``): its loop holds two
     numbers a row more. With one query tile the softmax loop reloads a row's number with 184, and correction's with 72.
     """
     correction, softmax, small = (88, 192, 40) if wide or q_stages == 1 else (104, 184, 40)

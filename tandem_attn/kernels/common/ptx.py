@@ -80,7 +80,7 @@ def announce(barrier, nbytes: gl.constexpr, pair: gl.constexpr):
     """One arrival of a role of one warp, and ``nbytes`` of TMA to wait for; with ``pair`` at the first CTA's barrier (PTX ISA:
     mbarrier.arrive).
 
-    Gluon's own takes thread 0 by a thread number that is read before the roles are dispatched and lives, in a register, through all of them.
+    Gluon's own takes thread 0 by a thread number that is read before the roles are dispatched and lives in a register through all of them.
     """
     if pair:
         gl.inline_asm(_announce("shared::cluster", nbytes), "r,~{memory}", [barrier])

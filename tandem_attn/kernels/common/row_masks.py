@@ -141,7 +141,11 @@ def _unseen(count):
 
 @gluon.constexpr_function
 def _hidden_by_bit(column, word, per_word):
-    return [f"and.b32 bit, {word}, {1 << column % per_word};", "setp.ne.u32 seen, bit, 0;", f"selp.f32 ${column}, ${column}, 0fFF800000, seen;"]
+    return [
+        f"and.b32 bit, {word}, {1 << column % per_word};",
+        "setp.ne.u32 seen, bit, 0;",
+        f"selp.f32 ${column}, ${column}, 0fFF800000, seen;",
+    ]
 
 
 @gluon.jit
