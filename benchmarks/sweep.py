@@ -170,7 +170,8 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
             *(by_tokens(64, s, mask) for s, mask in ((4096, "causal"), (32768, "causal"), (16384, "full"), (32768, "full"))),
             *(by_tokens(128, s, "causal") for s in (2048, 4096, 8192, 32768)),
             *(by_tokens(128, s, "full") for s in (8192, 16384, 32768)),
-            *(by_tokens(d, s, mask, **(WIDE if d == 192 else {})) for d in (192, 256) for s in (4096, 16384) for mask in ("causal", "full")),
+            *(by_tokens(192, s, mask, **WIDE) for s in (4096, 16384) for mask in ("causal", "full")),
+            *(by_tokens(256, s, mask) for s in (4096, 16384) for mask in ("causal", "full")),
         ],
         ["planned+alone", "planned+multicast"],
     ),
@@ -191,8 +192,10 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         ["planned+running", "planned+fixed", "planned+fixed+three+q_smem+late+turns", "planned+fixed+fma12"],
     ),
     "fixed_wide": (
-        [by_tokens(d, s, mask, **(WIDE if d == 192 else {})) for d, s, mask in (
-            (192, 2048, "causal"), (192, 16384, "full"), (256, 512, "full"), (256, 2048, "causal"), (256, 16384, "causal"), (256, 16384, "full"))],
+        [
+            *(by_tokens(192, s, mask, **WIDE) for s, mask in ((2048, "causal"), (16384, "full"))),
+            *(by_tokens(256, s, mask) for s, mask in ((512, "full"), (2048, "causal"), (16384, "causal"), (16384, "full"))),
+        ],
         ["planned+running", "planned+fixed", "planned+fixed+early"],
     ),
     "order": (

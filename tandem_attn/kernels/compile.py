@@ -147,7 +147,8 @@ def _build_helper(helper: Helper) -> Kernel:
 def _kernel(source: Plan | Helper, made: dict[str, Any], meta: dict[str, Any], types: Iterable[str | tuple[str, ...]]) -> Kernel:
     flat = [kind for each in types for kind in ((each,) if isinstance(each, str) else each) if not kind.startswith("tensordesc")]
     return Kernel(
-        source, meta["name"], made["cubin"], made["ptx"], meta["shared"], meta["num_warps"] * 32, meta["num_ctas"] * (source.kv_multicast if isinstance(source, Plan) else 1),
+        source, meta["name"], made["cubin"], made["ptx"], meta["shared"], meta["num_warps"] * 32,
+        ctas=source.ctas if isinstance(source, Plan) else meta["num_ctas"],
         descriptors=tuple((each["swizzle"], tuple(each["block_size"])) for each in meta.get("tensordesc_meta") or ()),
         codes="".join(CODES["*" if kind.startswith("*") else kind] for kind in flat),
         scratch_bytes=(meta["global_scratch_size"], meta["profile_scratch_size"]),

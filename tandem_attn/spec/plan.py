@@ -273,7 +273,7 @@ def _check_fixed_max(p: Plan, arch: Arch) -> None:
     logits = p.softcap or p.alibi or bool(p.bias) or p.scaled_first or "document(" in p.mask or "predicate(" in p.mask
     if logits or p.varlen or p.pack_gqa > 1 or p.num_splits > 1:
         raise ValueError(
-            "fixed_max must be False with softcap, alibi, bias, scale <= 0, document or predicate masks, varlen, packed heads and split keys"
+            "fixed_max must be False with softcap, alibi, bias, scale <= 0, document or predicate masks, varlen, packed heads, split keys"
         )
 
 

@@ -4,6 +4,7 @@ own.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tandem_attn.spec.arch import Arch
@@ -58,12 +59,22 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     smem.add("row stats", stats)
     smem.add("barriers", BARRIER_BYTES)
     smem.add("arguments", _DISPATCH_BYTES)
-    if tile_n > _NARROW and (problem.bias or reads_elements(base["mask"])):
+    if tile_n > _NARROW and (problem.bias or reads_elements(base["mask"]) or _divides(base["mask"])):
         return None
     fields = point | {"page_rows": page_rows(problem, tile_n, pair)}
     technique = {"exp2": _exp2(problem, arch), "rescale_rows": 32, "p_parts": p_parts(tile_n, e)}
     tmem = _forward_tmem(q_stages, tile_n, dv, e)
-    return Plan(**{**base, **fields, **technique, "kv_stages": stages, "roles": _roles(q_stages), "smem": smem.regions, "tmem": tmem})
+    return Plan(
+        **{
+            **base,
+            **fields,
+            **technique,
+            "kv_stages": stages,
+            "roles": _roles(q_stages, wide=problem.alibi and not problem.softcap),
+            "smem": smem.regions,
+            "tmem": tmem,
+        }
+    )
 
 
 def _pair_objection(problem: Problem, rows: int, tile_n: int) -> str:
@@ -92,14 +103,19 @@ def _forward_tmem(q_stages: int, tile_n: int, dv: int, element_bytes: int) -> tu
     return tmem.regions
 
 
-def _roles(q_stages: int) -> tuple[Role, ...]:
+def _divides(mask: str) -> bool:
+    """Whether a predicate computes quotients that are not integers: a dozen instructions and some registers a column."""
+    return re.search(r"\bdiv\(", mask) is not None
+
+
+def _roles(q_stages: int, *, wide: bool) -> tuple[Role, ...]:
     """The launch table. Gluon's first role gets the registers that the others leave.
 
-    With these budgets no loop over key blocks spills (compiled for sm_100a). With two query tiles and 192 for softmax, 24 for the small
-    roles, which suits one chunk of head_dim, the mma loop of two chunks does; with 80 for correction its loop does. With one, the softmax
-    loop reloads a row's number with 184, and correction's with 72.
+    With these budgets nothing spills (compiled for sm_100a; what is left: tests/kernels/test_spills.py). With two query tiles and 48 for
+    the small roles two chunks of head_dim do, with 192 for softmax a soft cap does, and with 184 ALiBi alone (``wide``): its loop holds two
+    numbers a row more. With one query tile the softmax loop reloads a row's number with 184, and correction's with 72.
     """
-    correction, softmax, small = (96, 184, 48) if q_stages == 2 else (88, 192, 40)
+    correction, softmax, small = (88, 192, 40) if wide or q_stages == 1 else (104, 184, 40)
     tiles = [Role(f"softmax{i}", 4, softmax) for i in range(_SOFTMAX_ROLES)]
     return (Role("correction", 4, correction), *tiles, Role("mma", 1, small), Role("load", 1, small))
 

@@ -50,7 +50,7 @@ def _fills_wide_tiles(problem: Problem) -> bool:
 
 def _few_scalars(problem: Problem, mask: str) -> bool:
     """Whether the registers that Q would take are free of other features' scalars."""
-    busy = problem.softcap or problem.alibi or problem.bias or problem.seqused or "window(#" in mask
+    busy = problem.softcap or problem.sink or problem.alibi or problem.bias or problem.seqused or "window(#" in mask
     busy = busy or reads_data(mask) or problem.scale_value <= 0
     return not busy and len(chunks(problem.head_dim)) == 1  # a second chunk of Q has addresses of its own
 

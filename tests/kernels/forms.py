@@ -60,4 +60,3 @@ def with_large_values(inputs: Inputs) -> Inputs:
     q, v = inputs.q.clone() * 3, inputs.v.clone()
     v[:, :, 0] = v[:, :, 0] * torch.tensor(2.0**118, dtype=v.dtype)
     return replace(inputs, q=q, v=v)
-

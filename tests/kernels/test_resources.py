@@ -33,7 +33,9 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
     return compiled(backend.plan(PROBLEMS[request.param]))
 
 
-SPILLS_A_TILE = 16  # loads and stores of tile coordinates, once a tile and role; none in the loops over key blocks
+# Loads and stores of thread and row numbers, once a tile and role; none in the loops over key blocks, nor elsewhere. Q in registers leaves
+# no room for them, and pinning them costs the masked loop four instructions.
+SPILLS_A_TILE = {"causal": 11, "varlen, causal": 12}
 
 
 def _block_loops(kernel: Kernel) -> list[list[str]]:
@@ -45,12 +47,12 @@ def _block_loops(kernel: Kernel) -> list[list[str]]:
     return [names[i:j] for i, j in zip(starts, ends, strict=True)]
 
 
-def test_no_spills_in_loops(kernel: Kernel) -> None:
+def test_no_spills_in_loops(kernel: Kernel, request: pytest.FixtureRequest) -> None:
     loops = _block_loops(kernel)
     assert len(loops) >= 2 * kernel.plan.q_stages
     found = [name for loop in loops for name in loop if name.startswith(("STL", "LDL"))]
     assert not found, f"{len(found)} spills in loops over key blocks"
-    assert disassemble(kernel.cubin).spills <= SPILLS_A_TILE
+    assert disassemble(kernel.cubin).spills == SPILLS_A_TILE.get(request.node.callspec.params["kernel"], 0)
 
 
 def test_ptxas_serialises_nothing(kernel: Kernel) -> None:

@@ -32,6 +32,7 @@ PLANS = {
     "d64": _plan(head_dim=64),
     "d96, causal": _plan(head_dim=96, mask=Causal()),
     "d192 and 128, pair": _plan(head_dim=192, head_dim_v=128),
+    "d192 and 128, causal": _plan(head_dim=192, head_dim_v=128, mask=Causal()),
     "d192, causal": _plan(head_dim=192, mask=Causal()),
     "d256, causal": _plan(head_dim=256, mask=Causal()),
     "d256, pair": _plan(head_dim=256),
@@ -72,15 +73,11 @@ def _product(plan: Plan) -> str:
     return "UTCQMMA" if plan.element_bytes == 1 else "UTCHMMA"
 
 
-SPILLS_A_TILE = 32  # loads and stores once a tile and role: Triton's role number and what a role's last lines need
-
-
-def test_no_spills_in_loops(built: Compiled) -> None:
+def test_no_spills(built: Compiled) -> None:
     softmax, correction, load = built.softmax_loops, built.sass.loops("FMUL2", 16), built.sass.loops("UTMALDG", 1)
     mma = built.sass.loops(_product(built.plan), 1)
     assert (len(softmax), len(correction), len(load), len(mma)) == (2, 1, 1, 1)
-    assert not sum(loop.spills for loop in (*softmax, *correction, *load, *mma))
-    assert built.sass.spills <= SPILLS_A_TILE
+    assert not built.sass.spills
 
 
 def test_softmax_loop_waits_for_no_other_warp(built: Compiled) -> None:

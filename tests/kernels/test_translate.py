@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import emulation
 import float8
+import forms
 import pytest
 from features import FEATURES, MANY_QUERIES, for_a_pair, make
 from problems import PROBLEMS
@@ -22,6 +24,11 @@ scratch = pytest.importorskip("scratch", reason="needs triton")
 EVERY = 3  # of so many Blackwell kernels one is tested here: two passes are left out there
 
 
+_FORMS = list(
+    itertools.product(forms.FORMS, ("full", "causal", "window", "head_dim 64", "head_dim 192 and 128", "head_dim 256", "seqused, causal"))
+)
+
+
 def _plans() -> dict[Plan, str]:
     """Every kernel of the other tests, each once, under the first of its names."""
     named: list[tuple[str, Plan]] = [(f"H200, {name}", backend.plan(p)) for name, p in PROBLEMS.items()]
@@ -32,6 +39,7 @@ def _plans() -> dict[Plan, str]:
             named.append((f"{chip}, {name}", plan))
             if chip == "B200":
                 named.append((f"pair, {name}", for_a_pair(feature, plan)))
+    named += [(f"H200, {form}, {name}", emulation.planned(forms.PROBLEMS[name], "H200", **forms.FORMS[form])) for form, name in _FORMS]
     named += [(f"B200, {name}", emulation.planned(p)) for name, p in emulation.PROBLEMS.items()]
     named += [(f"B200, 8 bits, {name}", emulation.planned(p)) for name, p in {**float8.PROBLEMS, **float8.PAIRS}.items()]
     found: dict[Plan, str] = {}

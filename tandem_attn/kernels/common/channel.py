@@ -59,6 +59,8 @@ class Channel:
     empty: gl.shared_memory_descriptor
     stages: gl.constexpr
     plain: gl.constexpr  # Gluon's own arrive: slower, but visible to Triton's sanitizers
+    pair: gl.constexpr  # both CTAs of a pair fill a slot, and tell the first one
+    lean: gl.constexpr  # the sender, one warp, arrives without Gluon, see ``ptx.announce``
     ctas: gl.constexpr  # of a cluster of programs
     shared: gl.constexpr  # a slot is released to the producers of all of them
 
@@ -74,7 +76,9 @@ class Channel:
     def lane(self, i: gl.constexpr):
         """Slot ``i`` as a channel of its own."""
         lane = Buffers(self.buffers.slots.slice(i, 1), self.buffers.tails.slice(i, 1))
-        return Channel(lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain, self.ctas, self.shared)
+        return Channel(
+            lane, self.ready.slice(i, 1), self.empty.slice(i, 1), gl.constexpr(1), self.plain, self.pair, self.lean, self.ctas, self.shared
+        )
 
     @gluon.jit
     def sender(self):
@@ -87,18 +91,17 @@ class Channel:
 
 @gluon.jit
 def make_channel(
-    buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr,
-    ctas: gl.constexpr = 1, shared: gl.constexpr = False,
-):  # fmt: skip
-    """A channel over ``buffers``, each slot released by ``consumers`` warpgroups of each CTA of a cluster that shares it. A shared channel has
-    no plain form."""
+    buffers, stages: gl.constexpr, consumers: gl.constexpr, plain: gl.constexpr, ctas: gl.constexpr = 1, shared: gl.constexpr = False
+):
+    """A channel over ``buffers``, each slot released by ``consumers`` warpgroups, of each CTA of a cluster if they share it. Shared
+    ones have no plain form."""
     arrivals: gl.constexpr = consumers * WARPS * ctas if shared else consumers if plain else consumers * WARPS
-    return channel_of(buffers, stages, arrivals, plain, False, ctas, shared)
+    return channel_of(buffers, stages, arrivals, plain, ctas=ctas, shared=shared)
 
 
 @gluon.jit
 def channel_of(
-    buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False,
+    buffers, stages: gl.constexpr, arrivals: gl.constexpr, plain: gl.constexpr, pair: gl.constexpr = False, lean: gl.constexpr = False,
     ctas: gl.constexpr = 1, shared: gl.constexpr = False,
 ):  # fmt: skip
     """A channel over ``buffers``, each slot released by ``arrivals`` arrivals.
@@ -110,7 +113,7 @@ def channel_of(
     for i in gl.static_range(stages):
         mbarrier.init(ready.index(i), count=1)
         mbarrier.init(empty.index(i), count=arrivals)
-    return Channel(buffers, ready, empty, stages, plain, ctas, shared)
+    return Channel(buffers, ready, empty, stages, plain, pair, lean, ctas, shared)
 
 
 @gluon.jit
@@ -134,8 +137,19 @@ class Sender:
     def acquire(self, nbytes: gl.constexpr):
         """Waits until the slot is empty and announces ``nbytes`` of TMA, which may begin when every thread is here."""
         mbarrier.wait(self.channel.empty.index(self.index), self.phase)
-        mbarrier.expect(self.channel.ready.index(self.index), nbytes)
+        if self.channel.lean:
+            ptx.announce(self.ready(), nbytes, self.channel.pair)
+        else:
+            mbarrier.expect(self.ready(), nbytes)
         gl.barrier()
+
+    @gluon.jit
+    def sent(self):
+        """Says that the slot is written, by other means than TMA."""
+        if self.channel.lean:
+            ptx.arrive_warp(self.ready())
+        else:
+            mbarrier.arrive(self.ready(), count=1)
 
     @gluon.jit
     def wait_empty(self):
@@ -196,6 +210,11 @@ class Receiver:
     def empty(self):
         """The barrier to arrive at when the slot has been read, for MMAs that do so by themselves."""
         return self.channel.empty.index(self.index)
+
+    @gluon.jit
+    def anew(self):
+        """The same; addresses of its slot are computed behind this point and not kept from before."""
+        return Receiver(self.channel, ptx.pinned(self.index), self.phase)
 
     @gluon.jit
     def release(self):

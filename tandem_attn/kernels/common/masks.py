@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import documents, predicates
+from tandem_attn.kernels.common import documents, predicates, softmax
 
 FAR = gl.constexpr(1 << 29)  # an unbounded side; sums of two stay within int32
 
@@ -244,4 +244,28 @@ def _hide_columns(count, bounded):
         if bounded:
             lines.append(f"setp.le.and.s32 seen, start{half}, {column}, seen;")
         lines.append(f"selp.f32 ${i}, ${count + i}, 0fFF800000, seen;")
+    return "\n".join([*lines, "}"])
+
+
+@gluon.jit
+def add_alibi(s, slope, distance):
+    """s (64, N) - slope * |distance - column|, columns counted from 0. ``distance`` (64,) is float32, ``slope`` one number or (64,).
+
+    In assembly for the reason that ``hide_columns`` has.
+    """
+    asm: gl.constexpr = _add_alibi(s.type.shape[1] // 2)
+    return gl.inline_asm(asm, ("=&f", "f", "f", "f"), [s, distance * 0.0 - slope, distance], s.type, is_pure=True)
+
+
+@gluon.constexpr_function
+def _add_alibi(count):
+    """Registers of the accumulator as in ``_hide_columns``."""
+    slopes, distances = (2 * count, 2 * count + 1), (2 * count + 2, 2 * count + 3)
+    lines = ["{ .reg .b32 lane; .reg .f32 first, distance<2>, far;", "mov.u32 lane, %laneid;", "and.b32 lane, lane, 3;"]
+    lines += ["shl.b32 lane, lane, 1;", "cvt.rn.f32.s32 first, lane;"]
+    lines += [f"sub.f32 distance{half}, ${distances[half]}, first;" for half in range(2)]
+    for i in range(count):
+        column, half = i // 4 * 8 + i % 2, i % 4 // 2
+        lines += [f"sub.f32 far, distance{half}, {softmax.float_bits(column)};", "abs.f32 far, far;"]
+        lines.append(f"fma.rn.f32 ${i}, far, ${slopes[half]}, ${count + i};")
     return "\n".join([*lines, "}"])

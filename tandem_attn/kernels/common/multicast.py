@@ -1,12 +1,11 @@
 """K and V for the CTAs of a cluster: each loads a part of every tile, which TMA brings to all of them (multicast).
 
-The CTAs are programs of their own, which work on neighbouring rows of one head and so visit the same key blocks in the same order. A slot is
-filled when it is empty in all of them, since consumers release it in all of them, see ``Receiver.release``.
+The CTAs are programs of their own, which work on neighbouring rows of one head and so visit the same key blocks in the same order. A slot
+is filled when it is empty in all of them, since consumers release it in all of them, see ``Receiver.release``.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
@@ -22,7 +21,7 @@ TENSORS = gl.constexpr(("q", "k", "v", "o"))  # as the kernel's parameters have 
 class Mail:
     """Where the producer of the first CTA puts a number for those of all CTAs, its own too."""
 
-    slot: gl.base_value  # shared memory; with the signals 0 where there is no cluster
+    slot: gl.base_value  # shared memory; with the signals 0 where nothing is to be told
     came: gl.base_value  # signal: the number is there
     taken: gl.base_value  # signal, of the first CTA: all have read the last number
     rank: gl.base_value  # of this CTA
@@ -31,7 +30,7 @@ class Mail:
 @gluon.jit
 def make_mail(plan: gl.constexpr):
     nothing = gl.to_tensor(0)
-    if plan.kv_multicast > 1:
+    if plan.kv_multicast > 1 and (is_dynamic(plan) or plan.fixed_max):
         slot = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         return Mail(slot, make_signal(1, 1, False), make_signal(1, plan.kv_multicast, False), nothing)
     else:

@@ -11,7 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from tandem_attn.kernels.common.copies import END, load_more, load_tile
 
-AT_ONCE = gl.constexpr(8)  # places looked up before the first of their copies is issued
+AT_ONCE = {True: 8, False: 2}  # places looked up before the first of their copies is issued: as many as the role's registers hold
+MANY_REGISTERS = 64
 
 
 @gluon.jit
@@ -23,12 +24,15 @@ def load_keys(plan: gl.constexpr, args, desc, tail, chunks: gl.constexpr, batch,
         copies: gl.constexpr = plan.tile_n // plan.page_rows
         if len(chunks) == 1:
             out.acquire(desc.nbytes_per_cta * copies * panels(plan, chunks[0]))
-            _load_chunk(plan, args, desc, batch, rows, head, key, chunks[0], 0, out.ready(), out.slot())
         else:
             nbytes: gl.constexpr = desc.nbytes_per_cta * panels(plan, chunks[0]) + tail.nbytes_per_cta * panels(plan, chunks[1])
             out.acquire(nbytes * copies)
-            _load_chunk(plan, args, desc, batch, rows, head, key, chunks[0], 0, out.ready(), out.slot())
-            _load_chunk(plan, args, tail, batch, rows, head, key, chunks[1], chunks[0], out.ready(), out.tail())
+        for start in range(0, copies, _at_once(plan, copies)):
+            places = _places(plan, args, batch, rows, key, start, _at_once(plan, copies))
+            for i in gl.static_range(_at_once(plan, copies)):
+                _load_place(plan, desc, rows, head, places[i], chunks[0], 0, start + i, out.ready(), out.slot())
+                if len(chunks) == 2:
+                    _load_place(plan, tail, rows, head, places[i], chunks[1], chunks[0], start + i, out.ready(), out.tail())
         return out.next()
 
 
@@ -39,11 +43,11 @@ def panels(plan, columns):
 
 
 @gluon.jit
-def _load_chunk(plan: gl.constexpr, args, desc, batch, rows, head, key, columns: gl.constexpr, first: gl.constexpr, barrier, slot):
-    """Columns ``[first, first + columns)`` of a tile."""
+def _load_place(plan: gl.constexpr, desc, rows, head, found, columns: gl.constexpr, first: gl.constexpr, number, barrier, slot):
+    """Columns ``[first, first + columns)`` of the rows of a tile that come from one place, the ``number``-th of the tile."""
     copies: gl.constexpr = plan.tile_n // plan.page_rows
+    page, used, row = found
     if copies == 1:
-        page, used, row = place(args, batch, rows, key)
         if first == 0:
             tma.async_load(desc, [END, page * rows.pitch + used, head, END - used + row, first], barrier, slot)
         else:
@@ -54,14 +58,14 @@ def _load_chunk(plan: gl.constexpr, args, desc, batch, rows, head, key, columns:
         width: gl.constexpr = columns // count
         layout: gl.constexpr = gl.NVMMASharedLayout(slot.layout.swizzle_byte_width, slot.dtype.primitive_bitwidth, 2)
         pieces = slot.reinterpret(shape=[count * copies, plan.page_rows, width], layout=layout)
-        at_once: gl.constexpr = min(copies, AT_ONCE)
-        for start in range(0, copies, at_once):
-            places = _places(plan, args, batch, rows, key, start, at_once)
-            for i in gl.static_range(at_once):
-                page, used, row = places[i]
-                for panel in gl.static_range(count):
-                    coords = [END, page * rows.pitch + used, head, END - used + row, first + panel * width]
-                    load_more(desc, coords, barrier, pieces.index(panel * copies + start + i))
+        for panel in gl.static_range(count):
+            coords = [END, page * rows.pitch + used, head, END - used + row, first + panel * width]
+            load_more(desc, coords, barrier, pieces.index(panel * copies + number))
+
+
+@gluon.constexpr_function
+def _at_once(plan, copies):
+    return min(copies, AT_ONCE[plan.roles[-1].registers >= MANY_REGISTERS])
 
 
 @gluon.jit

@@ -7,6 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 LOAD_COLUMNS = gl.constexpr(64)  # of one load from tensor memory: ptxas needs 146 registers at launch for 128
+_FIRST_LANE = gl.constexpr("{ .reg .pred one; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 one, lane, 0; ")
 NAMED_BARRIER = gl.constexpr(8)  # first of the hardware barriers 8-15; the compiler hands out ids from 0 up, one a warp partition
 
 
@@ -97,8 +98,9 @@ def cluster_barrier():
 def arrive_warp_both(barrier):
     """``arrive_warp`` at a barrier and at that of the other CTA of a cluster of two (PTX ISA: mbarrier.arrive, .shared::cluster).
 
-    For slots that were read, as nothing written is passed on: an arrival with ``.release.cluster`` costs a fence of the whole GPU (MEMBAR.ALL.GPU
-    in the machine code), which took 40 % of the speed on an H200. Bit 24 tells the two CTAs apart: there, ``mapa`` gives the same addresses.
+    For slots that were read, as nothing written is passed on: an arrival with ``.release.cluster`` costs a fence of the whole GPU
+    (MEMBAR.ALL.GPU in the machine code), which took 40 % of the speed on an H200. Bit 24 tells the two CTAs apart, as in the addresses that
+    ``mapa`` gives there.
     """
     gl.inline_asm(
         "{ .reg .pred one; .reg .b32 there; xor.b32 there, $0, 0x1000000; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; "
@@ -129,6 +131,24 @@ def _load_for_cluster(map, rank, ctas):
 
 
 @gluon.jit
+def announce(barrier, nbytes: gl.constexpr, pair: gl.constexpr):
+    """One arrival of a role of one warp, and ``nbytes`` of TMA to wait for; with ``pair`` at the first CTA's barrier (PTX ISA:
+    mbarrier.arrive).
+
+    Gluon's own takes thread 0 by a thread number that is read before the roles are dispatched and lives in a register through all of them.
+    """
+    if pair:
+        gl.inline_asm(_announce("shared::cluster", nbytes), "r,~{memory}", [barrier])
+    else:
+        gl.inline_asm(_announce("shared::cta", nbytes), "r,~{memory}", [here(barrier)])
+
+
+@gluon.constexpr_function
+def _announce(space, nbytes):
+    return f"{_FIRST_LANE.value}@one mbarrier.arrive.expect_tx.{space}.b64 _, [$0], {nbytes}; }}"
+
+
+@gluon.jit
 def arrive_warp_tmem(barrier):
     """``arrive_warp`` after this warp's tensor-memory loads and stores (PTX ISA: tcgen05.wait, tcgen05.fence)."""
     gl.inline_asm(
@@ -141,11 +161,24 @@ def arrive_warp_tmem(barrier):
 
 @gluon.jit
 def arrive_warp_tmem_pair(barrier):
-    """``arrive_warp_tmem`` at the barrier of the first CTA of the pair (PTX ISA: mbarrier.arrive). Without ``.release.cluster``, which would
-    be a fence of the whole GPU: what is passed on lies in tensor memory, and the tcgen05 fence orders that."""
+    """``arrive_warp_tmem`` at the barrier of the first CTA of the pair (PTX ISA: mbarrier.arrive).
+
+    Without ``.release.cluster``, which would be a fence of the whole GPU: what is passed on lies in tensor memory, and the tcgen05 fence
+    orders that.
+    """
     gl.inline_asm(
         "{ .reg .pred one; tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync; bar.warp.sync 0xffffffff; "
         "elect.sync _|one, 0xffffffff; @one mbarrier.arrive.shared::cluster.b64 _, [$0]; }",
+        "r,~{memory}",
+        [barrier],
+    )
+
+
+@gluon.jit
+def arrive_warp_pair(barrier):
+    """``arrive_warp`` at the barrier of the first CTA of the pair (PTX ISA: mbarrier.arrive)."""
+    gl.inline_asm(
+        "{ .reg .pred one; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; @one mbarrier.arrive.shared::cluster.b64 _, [$0]; }",
         "r,~{memory}",
         [barrier],
     )
@@ -215,6 +248,23 @@ def uniform(x):
 
 
 @gluon.jit
+def lane_row(rows: gl.constexpr, layout: gl.constexpr):
+    """The row of a tile of ``rows`` rows that this thread holds, 128 threads of a warpgroup a CTA (PTX ISA: %tid).
+
+    Read anew in each role: a thread number that is read before the dispatch of roles lives through all of them, as a register or two.
+    """
+    type: gl.constexpr = gl.distributed_type(gl.int32, [rows], layout)
+    row = gl.inline_asm("{ .reg .b32 thread; mov.u32 thread, %tid.x; and.b32 $0, thread, 127; }", "=r", [], type)
+    return row if gl.num_ctas() == 1 else row + cta_rank() * 128
+
+
+@gluon.jit
+def warp_row(row):
+    """The first row of the warp, of ``lane_row``; uniform for ptxas, and so is what is computed from it (PTX ISA: shfl.sync)."""
+    return gl.inline_asm("shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;", "=r,r", [row], row.type)
+
+
+@gluon.jit
 def pinned(x):
     """x (int32), not computed before this point: LLVM otherwise moves what depends on it above the dispatch of roles, where it lives
     through all of them."""
@@ -236,6 +286,20 @@ def _in_order(number):
     return (
         f"{{ .reg .pred p; mov.f32 $0, $1; again${{:uid}}: setp.ne.s32 p, $2, -{number}; @p bra out${{:uid}}; "
         "nanosleep.u32 99; add.f32 $0, $0, 0f3F800000; bra again${:uid}; out${:uid}: }"
+    )
+
+
+@gluon.jit
+def apart(done, start, never, number: gl.constexpr):
+    """Two int32; what ``done`` is computed from stays before this point, what is computed from ``start`` behind it. See ``in_order``."""
+    return gl.inline_asm(_apart(number), "=&r,=&r,r,r,r", [done, start, never], (done.type, start.type))
+
+
+@gluon.constexpr_function
+def _apart(number):
+    return (
+        f"{{ .reg .pred p; mov.b32 $0, $2; mov.b32 $1, $3; again${{:uid}}: setp.ne.s32 p, $4, -{number}; @p bra out${{:uid}}; "
+        "nanosleep.u32 99; add.s32 $0, $0, 1; add.s32 $1, $1, 1; bra again${:uid}; out${:uid}: }"
     )
 
 
@@ -304,7 +368,8 @@ def _arrive_warp_first(instruction):
 def wait_phase_of_cluster(barrier, phase):
     """``wait_phase`` for what other CTAs of the cluster wrote before they arrived (PTX ISA: mbarrier.try_wait, .acquire.cluster)."""
     gl.inline_asm(
-        "{ .reg .pred done; again${:uid}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$0], $1; @!done bra again${:uid}; }",
+        "{ .reg .pred done; again${:uid}: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$0], $1; "
+        "@!done bra again${:uid}; }",
         "r,r,~{memory}",
         [barrier, phase],
     )
@@ -312,7 +377,8 @@ def wait_phase_of_cluster(barrier, phase):
 
 @gluon.jit
 def tell_pair(number, slot, barrier):
-    """``number`` of the first CTA of a cluster of two to ``slot`` of each, whose ``barrier`` counts its 4 bytes (PTX ISA: mapa, st.async)."""
+    """``number`` of the first CTA of a cluster of two to ``slot`` of each, whose ``barrier`` counts its 4 bytes (PTX ISA: mapa,
+    st.async)."""
     gl.inline_asm(_tell_pair(), "r,r,r,~{memory}", [number, slot, barrier])
 
 
@@ -366,8 +432,8 @@ def named_arrive(name: gl.constexpr, threads: gl.constexpr):
 
 @gluon.jit
 def any_row(name: gl.constexpr, x, threads: gl.constexpr):
-    """1 in all of ``threads`` threads if x (int32, (64,) of a warpgroup's rows, two a thread) has an element that is not 0, else 0; all threads
-    wait for each other (PTX ISA: barrier.red)."""
+    """1 in all of ``threads`` threads if x (int32, (64,) of a warpgroup's rows, two a thread) has an element that is not 0, else 0; all
+    threads wait for each other (PTX ISA: barrier.red)."""
     return gl.inline_asm(_any_row(name, threads), ("=r", "r"), [x], gl.int32)
 
 

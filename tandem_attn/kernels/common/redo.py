@@ -1,12 +1,12 @@
 """Tiles that are computed again: where rows keep the maximum of their first blocks, later logits may overflow.
 
-``Plan.fixed_max``: a row's weights are 2^(logit - m) with the maximum m of the blocks that a mask touches, or of the first one. Weights of later
-blocks may be larger than 1; float32 sums and bfloat16 weights hold 2^127 of them, so nothing is lost but where logits grow by more than that.
-Then a sum is infinite: the consumer links its tile into a list, and when the CTA (or cluster) has no other tile left, the producer loads
-those of the list again, which the consumers compute with running maxima.
+``Plan.fixed_max``: a row's weights are 2^(logit - m) with the maximum m of the blocks that a mask touches, or of the first one. Weights of
+later blocks may be larger than 1; float32 sums and bfloat16 weights hold them up to 2^127, so nothing is lost but where logits grow by more
+than that. Then a sum is infinite: the consumer links its rows into a list, and when the CTA (or cluster) has no other tile left, the
+producer loads those of the list again, which the consumers compute with running maxima.
 
-The list needs no memory of its own: its head lies in shared memory of the (first) CTA, and each link in the LSE of the tile's first row, which
-is written again. A node is a tile and a consumer, counted through the cluster; one whose rows were right does not write again.
+The list needs no memory of its own: its head lies in shared memory of the (first) CTA, and each link in the LSE of the first row, which is
+written again. A node is a tile and a consumer, counted through the cluster; one whose rows were right does not write again.
 """
 
 from triton.experimental import gluon

@@ -6,7 +6,6 @@ and sends them to the consumers through a channel, one tile ahead.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import ptx
@@ -103,19 +102,20 @@ def _dense_coords(tile, blocks, heads, batch, section, descending: gl.constexpr)
 @gluon.jit
 def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr, ctas: gl.constexpr = 1):
     """Carries the coordinates of tiles from the producer to every consumer, which keeps the slot while it works on the tile."""
-    return tile_channel_of(consumers if plain else consumers * WARPS, plain, (), ctas, AHEAD + 1)
+    return tile_channel_of(consumers if plain else consumers * WARPS, plain, ctas=ctas, stages=AHEAD + 1)
 
 
 @gluon.jit
 def tile_channel_of(
-    arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = (), ctas: gl.constexpr = 1, stages: gl.constexpr = AHEAD
-):
+    arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = (), lean: gl.constexpr = False,
+    ctas: gl.constexpr = 1, stages: gl.constexpr = AHEAD,
+):  # fmt: skip
     """``make_tile_channel``, each slot released by ``arrivals`` arrivals.
 
     ``in_each_cta``: layout bases of shared memory of which each CTA of a pair has its own.
     """
     slots = gl.allocate_shared_memory(gl.int32, [stages, 4], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta))
-    return channel_of(Buffers(slots, slots), stages, arrivals, plain, False, ctas)
+    return channel_of(Buffers(slots, slots), stages, arrivals, plain, lean=lean, ctas=ctas)
 
 
 @gluon.jit
@@ -140,7 +140,7 @@ def send_tile(out, at):
     """Passes a tile's coordinates to the consumers."""
     out.wait_empty()
     ptx.store_four(out.channel.here(out.slot()), at.valid, at.m_block, at.head, at.batch)
-    mbarrier.arrive(out.ready(), count=1)
+    out.sent()
     return out.next()
 
 

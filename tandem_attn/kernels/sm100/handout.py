@@ -30,34 +30,49 @@ class HandOut:
     answer: gl.base_value  # shared memory of 16 bytes; with the signals 0 where the role finds the next tile by itself
     came: gl.base_value  # signal: the answer is there
     taken: gl.base_value  # signal, with a pair: both CTAs have read the last answer and await the next
+    plain: gl.constexpr  # Gluon's own arrivals, see ``ptx.announce``
+
+    @gluon.jit
+    def await_answer(self, nbytes: gl.constexpr):
+        """Says how much comes, and waits until the other CTA of a pair awaits it too."""
+        if self.plain:
+            mbarrier.expect(self.came.barrier(), nbytes)
+        else:
+            ptx.announce(self.came.barrier(), nbytes, False)
+        if gl.num_ctas() == 2:
+            if self.plain:
+                self.taken.arrive()
+            else:
+                ptx.arrive_warp_pair(self.taken.barrier())
+            self.taken.wait()
+
+    @gluon.jit
+    def next(self):
+        return HandOut(self.answer, self.came.next(), self.taken.next(), self.plain)
 
 
 @gluon.jit
-def make_handout(plan: gl.constexpr):
+def make_handout(plan: gl.constexpr, plain: gl.constexpr):
     if by_hardware(plan) or by_first_cta(plan):
         answer = gl.allocate_shared_memory(gl.int64, [2], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta(plan)))
-        return HandOut(answer, make_signal(1, 1, True), make_signal(1, 1, True, plan.cta_group == 2))
+        return HandOut(answer, make_signal(1, 1, True), make_signal(1, 1, True, plan.cta_group == 2), plain)
     else:
-        return HandOut(gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0))
+        return HandOut(gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0), plain)
 
 
 @gluon.jit
 def ask(plan: gl.constexpr, args, handout, tile, num_tiles):
     """Asks for the tile behind ``tile``; what it returns goes to ``take``."""
     if by_hardware(plan):
-        mbarrier.expect(handout.came.barrier(), 16)
+        handout.await_answer(16)
         if plan.cta_group == 2:
-            handout.taken.arrive()
-            handout.taken.wait()
             fence_async_shared(cluster=True)  # the answer goes to both CTAs
         else:
             gl.barrier()
         clc.try_cancel(handout.answer, handout.came.barrier())
         return num_tiles
     elif by_first_cta(plan):
-        mbarrier.expect(handout.came.barrier(), 4)
-        handout.taken.arrive()
-        handout.taken.wait()
+        handout.await_answer(4)
         ptx.take_for_pair(args.counter, num_tiles, gl.num_programs(0), handout.answer, handout.came.barrier())
         return num_tiles
     else:
@@ -72,9 +87,9 @@ def take(plan: gl.constexpr, handout, asked):
         answer = clc.load_result(handout.answer)
         tile = gl.where(answer.is_canceled(), answer.program_id(0), asked)
         fence_async_shared()  # the next answer is written through the asynchronous proxy
-        return tile, HandOut(handout.answer, handout.came.next(), handout.taken.next())
+        return tile, handout.next()
     elif by_first_cta(plan):
         handout.came.wait()
-        return ptx.load_word(handout.answer), HandOut(handout.answer, handout.came.next(), handout.taken.next())
+        return ptx.load_word(handout.answer), handout.next()
     else:
         return asked, handout

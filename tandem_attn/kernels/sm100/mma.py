@@ -208,8 +208,18 @@ def _scores(plan: gl.constexpr, tmem, index: gl.constexpr, tile, q, k, done):
         tcgen05_mma(q.slot(), k.slot().permute((1, 0)), s, use_acc=False, multicast=plan.cta_group == 2, mbarriers=done)
     else:
         tcgen05_mma(q.slot(), k.slot().permute((1, 0)), s, use_acc=False, mbarriers=())
+        if _too_many_operands(plan):
+            q = q.anew()
         tcgen05_mma(q.tail(), k.tail().permute((1, 0)), s, multicast=plan.cta_group == 2, mbarriers=done)
     return tile.after_scores()
+
+
+@gluon.constexpr_function
+def _too_many_operands(plan):
+    """Whether the addresses of all operands, which ptxas computes before the block loop, are more than the uniform registers. It then
+    finds other ways for the whole kernel, with spills in every role. The last chunk's are cheap to compute anew.
+    """
+    return len(plan.head_dim_chunks) == 2 and plan.tile_n == 128 and (plan.num_splits > 1 or sum(plan.head_dim_chunks) > 128)
 
 
 @gluon.jit

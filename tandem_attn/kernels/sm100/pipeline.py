@@ -95,24 +95,25 @@ class Pipeline:
 @gluon.jit
 def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, out_dtype: gl.constexpr, plain: gl.constexpr):
     warps: gl.constexpr = 1 if plain else WARPS
+    lean: gl.constexpr = not plain
     pair: gl.constexpr = plan.cta_group == 2
     by_rows: gl.constexpr = cluster_split(plan, 0)
-    q = channel_of(make_buffers(dtype, plan.q_stages, memory.rows(plan), plan.head_dim_chunks, by_rows), plan.q_stages, 1, True, pair)
+    q = channel_of(make_buffers(dtype, plan.q_stages, memory.rows(plan), plan.head_dim_chunks, by_rows), plan.q_stages, 1, True, pair, lean)
     if plan.o_over_q:
         o = q.buffers
     else:
         o = make_buffers(out_dtype, plan.q_stages, memory.rows(plan), plan.head_dim_v_chunks, by_rows)
     if plan.shared_kv_ring:
-        k = channel_of(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, 1, True)
+        k = channel_of(make_buffers(dtype, plan.kv_stages, plan.tile_n, plan.head_dim_chunks), plan.kv_stages, 1, True, False, lean)
         v = k
     else:
         k_buffers = make_buffers(dtype, plan.k_stages, plan.tile_n, plan.head_dim_chunks, by_rows)
         v_buffers = make_buffers(dtype, plan.v_stages, plan.tile_n, plan.head_dim_v_chunks, cluster_split(plan, 1))
-        k = channel_of(k_buffers, plan.k_stages, 1, True, pair)
-        v = channel_of(v_buffers, plan.v_stages, 1, True, pair)
+        k = channel_of(k_buffers, plan.k_stages, 1, True, pair, lean)
+        v = channel_of(v_buffers, plan.v_stages, 1, True, pair, lean)
     kv_out = KeyValue(k.sender(), v.sender(), plan.shared_kv_ring)
     kv_in = KeyValue(k.receiver(), v.receiver(), plan.shared_kv_ring)
-    tiles = tile_channel_of(3 * warps + 1, plain, in_each_cta(plan))
+    tiles = tile_channel_of(3 * warps + 1, plain, in_each_cta(plan), lean)
     a = _make_tile(plan, plain)
     o_a = make_signal(1, 1, plain)
     b = _make_tile(plan, plain)
@@ -120,7 +121,7 @@ def make_pipeline(plan: gl.constexpr, dtype: gl.constexpr, out_dtype: gl.constex
         o_ready = (o_a,)
     else:
         o_ready = (o_a, make_signal(1, 1, plain))
-    return Pipeline(memory.allocate(plan), q, kv_out, kv_in, o, tiles, (a, b), o_ready, make_handout(plan))
+    return Pipeline(memory.allocate(plan), q, kv_out, kv_in, o, tiles, (a, b), o_ready, make_handout(plan, plain))
 
 
 @gluon.jit

@@ -66,10 +66,10 @@ def softmax(plan: gl.constexpr, args, pipe, index: gl.constexpr):
     """P of every block in S tile ``index``, the statistics by which correction scales O, and LSE."""
     tile = pipe.s_tiles[index].for_softmax()
     other = pipe.s_tiles[1 - index]
-    rows: gl.constexpr = row_type(plan, gl.int32)
-    lane_row = ptx.pinned(gl.arange(0, memory.rows(plan), rows.layout))
-    s_address = ptx.tmem_lanes(memory.scores(plan, pipe.tmem, index), lane_row)
-    p_address = ptx.tmem_lanes(memory.weights(plan, pipe.tmem, index, args.v.dtype), lane_row)
+    lane_row = ptx.lane_row(memory.rows(plan), row_type(plan, gl.int32).layout)
+    warp_row = ptx.warp_row(lane_row)
+    s_address = ptx.tmem_lanes(memory.scores(plan, pipe.tmem, index), warp_row)
+    p_address = ptx.tmem_lanes(memory.weights(plan, pipe.tmem, index, args.v.dtype), warp_row)
     at, tiles_in = receive_tile(pipe.tiles.receiver())
     while ptx.uniform(at.valid) != 0:
         work = work_at(plan, args, at)

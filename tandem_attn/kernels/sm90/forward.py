@@ -415,10 +415,9 @@ def _logits(plan: gl.constexpr, args, work, s, row, n_block, masked: gl.constexp
     if is_natural(plan):
         s = bias.add(s, args.bias_data, plan.bias, work.seq.batch, heads, queries, n_block * plan.tile_n)
     if plan.alibi:
-        slope = packing.as_column(plan, gl.load(args.slopes + work.seq.batch * args.heads + heads)) * unit(plan)
-        columns = n_block * plan.tile_n + gl.arange(0, plan.tile_n, layout=gl.SliceLayout(0, layout))
-        distance = gl.abs(queries[:, None] + (work.seq.k.used - work.seq.q.used) - columns[None, :])
-        s = s - slope * distance.to(gl.float32)
+        slope = gl.load(args.slopes + work.seq.batch * args.heads + heads) * unit(plan)
+        distance = queries + (work.seq.k.used - work.seq.q.used) - n_block * plan.tile_n
+        s = masks.add_alibi(s, slope, distance.to(gl.float32))
     if masked:
         site = predicates.Site(work.seq.batch, packing.as_column(plan, heads), args.mask_data)
         s = masks.hide(s, masks.parse(plan.mask), args.scalars, work.seq, queries, n_block * plan.tile_n, site)
@@ -509,7 +508,7 @@ def _finish(plan: gl.constexpr, args, at, rank, state, o_slot, o_tail, again, in
 def _overflowed(plan: gl.constexpr, acc):
     """Rows with an element that is infinite or no number."""
     none = gl.convert_layout(gl.sum(acc * 0.0, axis=1), gl.SliceLayout(1, s_layout(plan)))
-    return none != none
+    return ~(none == 0.0)
 
 
 @gluon.jit
