@@ -78,7 +78,7 @@ class Device:
 
 def _launch_class(device: Device) -> type:
     class Launch:
-        def __init__(self, function: int, threads: int, shared_bytes: int, params: Any) -> None:  # noqa: ARG002
+        def __init__(self, function: int, threads: int, cluster: int, shared_bytes: int, params: Any) -> None:  # noqa: ARG002
             self.kernel, self.params = device.functions[function], list(params)
 
         def __call__(self, grid: int, stream: int) -> None:
