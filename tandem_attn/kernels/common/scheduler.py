@@ -101,21 +101,21 @@ def _dense_coords(tile, blocks, heads, batch, section, descending: gl.constexpr)
 
 @gluon.jit
 def make_tile_channel(consumers: gl.constexpr, plain: gl.constexpr, ctas: gl.constexpr = 1):
-    """Carries the coordinates of tiles from the producer to every consumer, which keeps the slot while it works on the tile."""
-    return tile_channel_of(consumers if plain else consumers * WARPS, plain, ctas=ctas, stages=AHEAD + 1)
+    """Carries the coordinates of tiles from the producer to every consumer."""
+    return tile_channel_of(consumers if plain else consumers * WARPS, plain, ctas=ctas)
 
 
 @gluon.jit
 def tile_channel_of(
     arrivals: gl.constexpr, plain: gl.constexpr, in_each_cta: gl.constexpr = (), lean: gl.constexpr = False,
-    ctas: gl.constexpr = 1, stages: gl.constexpr = AHEAD,
+    ctas: gl.constexpr = 1,
 ):  # fmt: skip
     """``make_tile_channel``, each slot released by ``arrivals`` arrivals.
 
     ``in_each_cta``: layout bases of shared memory of which each CTA of a pair has its own.
     """
-    slots = gl.allocate_shared_memory(gl.int32, [stages, 4], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta))
-    return channel_of(Buffers(slots, slots), stages, arrivals, plain, lean=lean, ctas=ctas)
+    slots = gl.allocate_shared_memory(gl.int32, [AHEAD, 4], gl.SwizzledSharedLayout(1, 1, 1, [0], in_each_cta))
+    return channel_of(Buffers(slots, slots), AHEAD, arrivals, plain, lean=lean, ctas=ctas)
 
 
 @gluon.jit
@@ -145,16 +145,9 @@ def send_tile(out, at):
 
 
 @gluon.jit
-def read_tile(tiles_in):
-    """The coordinates in the slot that ``tiles_in`` has waited for; to be read again where they would take registers in between."""
-    valid, m_block, head, batch = ptx.load_four(tiles_in.channel.here(tiles_in.slot()))
-    return Coords(valid, m_block, head, batch)
-
-
-@gluon.jit
 def receive_tile(tiles_in):
     """The next tile's coordinates."""
     tiles_in.wait()
-    at = read_tile(tiles_in)
+    valid, m_block, head, batch = ptx.load_four(tiles_in.channel.here(tiles_in.slot()))
     tiles_in.release()
-    return at, tiles_in.next()
+    return Coords(valid, m_block, head, batch), tiles_in.next()

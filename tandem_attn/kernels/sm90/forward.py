@@ -22,7 +22,7 @@ from tandem_attn.kernels.common.arguments import (
     worker_registers,
 )
 from tandem_attn.kernels.common.channel import KeyValue, make_buffers, make_channel
-from tandem_attn.kernels.common.scheduler import Coords, coords_of, make_tile_channel, read_tile, send_tile, tile_count
+from tandem_attn.kernels.common.scheduler import Coords, coords_of, make_tile_channel, receive_tile, send_tile, tile_count
 
 WARPS = gl.constexpr(4)  # of a consumer
 VERDICT = gl.constexpr(3)  # hardware barriers of the consumers behind those of the turns
@@ -155,55 +155,36 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, again, index: gl.cons
     o_slot = o.slots.index(index)
     o_tail = o.tails.index(index)
     _open_turns(plan, index)
-    tiles_in = tiles.receiver()
-    tiles_in.wait()
-    at = read_tile(tiles_in)
+    at, tiles_in = receive_tile(tiles.receiver())
     while at.valid != 0:
-        state, kv_in = _attend(plan, args, at, rank, q_in, kv_in, index)
-        at = read_tile(tiles_in)
+        work = work_at(plan, args, at)
+        row = work.row + rank * plan.rows_per_cta + index * plan.tile_m
+        state, kv_in = _attend(plan, args, at, work, row, q_in, kv_in, index)
         if plan.num_splits > 1:
-            _finish_part(plan, args, at, rank, state, index)
+            _finish_part(plan, args, work, row, state)
         elif plan.fixed_max:
             if redo.writes(at, redo.own(plan, rank, index)):
-                _finish(plan, args, at, rank, state, o_slot, o_tail, again, index)
+                _finish(plan, args, at, rank, work, row, state, o_slot, o_tail, again, index)
         else:
-            _finish(plan, args, at, rank, state, o_slot, o_tail, again, index)
+            _finish(plan, args, at, rank, work, row, state, o_slot, o_tail, again, index)
         if plan.o_over_q:
             tma.store_wait(0)
             gl.barrier()
             q_in.release()
         q_in = q_in.next()
-        tiles_in = _next_tile(tiles_in)
-        at = read_tile(tiles_in)
+        at, tiles_in = receive_tile(tiles_in)
         if plan.fixed_max:
             if at.valid == redo.REPORT:
                 redo.report(plan, again)
-                tiles_in = _next_tile(tiles_in)
-                at = read_tile(tiles_in)
+                at, tiles_in = receive_tile(tiles_in)
     _close_turns(plan, index)
     tma.store_wait(0)
 
 
 @gluon.jit
-def _next_tile(tiles_in):
-    tiles_in.release()
-    tiles_in = tiles_in.next()
-    tiles_in.wait()
-    return tiles_in
-
-
-@gluon.jit
-def _first_row(plan: gl.constexpr, work, rank, index: gl.constexpr):
-    """Of a consumer's rows."""
-    return work.row + rank * plan.rows_per_cta + index * plan.tile_m
-
-
-@gluon.jit
-def _attend(plan: gl.constexpr, args, at, rank, q_in, kv_in, index: gl.constexpr):
+def _attend(plan: gl.constexpr, args, at, work, row, q_in, kv_in, index: gl.constexpr):
     """Softmax-weighted values of all key blocks, from the last block to the first; not yet normalised."""
     tree: gl.constexpr = masks.parse(plan.mask)
-    work = work_at(plan, args, at)
-    row = _first_row(plan, work, rank, index)
     visit = _own_blocks(plan, args, work, row)
     skipped = work.visit.stop - visit.stop
     q_in.wait()
@@ -460,10 +441,8 @@ def _rescale(plan: gl.constexpr, acc, acc_tail, alpha):
 
 
 @gluon.jit
-def _finish(plan: gl.constexpr, args, at, rank, state, o_slot, o_tail, again, index: gl.constexpr):
+def _finish(plan: gl.constexpr, args, at, rank, work, row, state, o_slot, o_tail, again, index: gl.constexpr):
     """Normalises once, exactly, and writes O and LSE. A row without keys gives 0 and -inf, with a sink 0 and the sink."""
-    work = work_at(plan, args, at)
-    row = _first_row(plan, work, rank, index)
     layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
     rows = row + gl.arange(0, plan.tile_m, layout=layout)
     queries = packing.queries(plan, rows)
@@ -521,10 +500,8 @@ def _normalised(plan: gl.constexpr, acc, inverse, used):
 
 
 @gluon.jit
-def _finish_part(plan: gl.constexpr, args, at, rank, state, index: gl.constexpr):
+def _finish_part(plan: gl.constexpr, args, work, row, state):
     """Writes what a part of the keys gives, see ``splits``; sinks join with the parts."""
-    work = work_at(plan, args, at)
-    row = _first_row(plan, work, rank, index)
     layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
     rows = row + gl.arange(0, plan.tile_m, layout=layout)
     queries = packing.queries(plan, rows)
