@@ -24,6 +24,7 @@ class Mail:
     slot: gl.base_value  # shared memory; with the signals 0 where nothing is to be told
     came: gl.base_value  # signal: the number is there
     taken: gl.base_value  # signal, of the first CTA: all have read the last number
+    passed: gl.base_value  # signal: what the first CTA did before, see ``pass_on``
     rank: gl.base_value  # of this CTA
 
 
@@ -32,9 +33,9 @@ def make_mail(plan: gl.constexpr):
     nothing = gl.to_tensor(0)
     if plan.kv_multicast > 1 and (is_dynamic(plan) or plan.fixed_max):
         slot = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        return Mail(slot, make_signal(1, 1, False), make_signal(1, plan.kv_multicast, False), nothing)
+        return Mail(slot, make_signal(1, 1, False), make_signal(1, plan.kv_multicast, False), make_signal(1, 1, False), nothing)
     else:
-        return Mail(nothing, nothing, nothing, nothing)
+        return Mail(nothing, nothing, nothing, nothing, nothing)
 
 
 @gluon.jit
@@ -51,7 +52,7 @@ def read_number(mail):
     """The number, and the mail behind it."""
     ptx.wait_phase(ptx.in_own_cta(mail.came.barrier()), mail.came.phase)
     number = ptx.load_word(ptx.in_own_cta(mail.slot))
-    return number, Mail(mail.slot, mail.came.next(), mail.taken.next(), mail.rank)
+    return number, Mail(mail.slot, mail.came.next(), mail.taken.next(), mail.passed, mail.rank)
 
 
 @gluon.jit
@@ -60,6 +61,16 @@ def tell(number, mail):
     await_number(mail)
     ptx.tell_pair(number, mail.slot, mail.came.barrier())
     return read_number(mail)
+
+
+@gluon.jit
+def pass_on(mail):
+    """What the first CTA's producer read and wrote so far comes before what the other's does from here on; a number tells of itself only."""
+    if mail.rank == 0:
+        ptx.publish_warp(1, ptx.in_own_cta(mail.passed.barrier()))
+    else:
+        ptx.wait_phase_of_cluster(ptx.in_own_cta(mail.passed.barrier()), mail.passed.phase)
+    return Mail(mail.slot, mail.came, mail.taken, mail.passed.next(), mail.rank)
 
 
 @gluon.jit

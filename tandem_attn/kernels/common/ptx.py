@@ -347,21 +347,28 @@ def _push(ctas):
 @gluon.jit
 def arrive_warp_first(barrier):
     """``arrive_warp`` at the barrier of the cluster's first CTA (PTX ISA: mapa, mbarrier.arrive), after what this warp read."""
-    gl.inline_asm(_arrive_warp_first("mbarrier.arrive"), "r,~{memory}", [barrier])
+    gl.inline_asm(_arrive_warp_at(0, "mbarrier.arrive"), "r,~{memory}", [barrier])
 
 
 @gluon.jit
-def publish_warp_first(barrier):
-    """``arrive_warp_first``, and what this warp wrote to memory is seen there: for that this is a fence of the whole GPU."""
-    gl.inline_asm(_arrive_warp_first("mbarrier.arrive.release.cluster"), "r,~{memory}", [barrier])
+def publish_warp(rank: gl.constexpr, barrier):
+    """``arrive_warp`` at the barrier of the cluster's CTA ``rank``, which then sees what this warp wrote to memory: for that this is a fence
+    of the whole GPU."""
+    gl.inline_asm(_arrive_warp_at(rank, "mbarrier.arrive.release.cluster"), "r,~{memory}", [barrier])
 
 
 @gluon.constexpr_function
-def _arrive_warp_first(instruction):
+def _arrive_warp_at(rank, instruction):
     return (
-        "{ .reg .pred one; .reg .b32 at; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; mapa.shared::cluster.u32 at, $0, 0; "
-        f"@one {instruction}.shared::cluster.b64 _, [at]; }}"
+        "{ .reg .pred one; .reg .b32 at; bar.warp.sync 0xffffffff; elect.sync _|one, 0xffffffff; "
+        f"mapa.shared::cluster.u32 at, $0, {rank}; @one {instruction}.shared::cluster.b64 _, [at]; }}"
     )
+
+
+@gluon.jit
+def stores_done():
+    """This thread's stores by TMA have been written; Gluon's wait is for their reading only (PTX ISA: cp.async.bulk.wait_group)."""
+    gl.inline_asm("cp.async.bulk.wait_group 0;", "~{memory}")
 
 
 @gluon.jit

@@ -65,11 +65,12 @@ def link(plan: gl.constexpr, args, redo, at, consumer):
 
 @gluon.jit
 def report(plan: gl.constexpr, redo):
-    """Says that this warp has linked what it must."""
+    """Says that this warp has linked what it must; O of the same rows may be stored again."""
+    ptx.stores_done()
     if plan.kv_multicast == 1:
         ptx.arrive_warp(redo.done.barrier())
     else:
-        ptx.publish_warp_first(ptx.in_own_cta(redo.done.barrier()))
+        ptx.publish_warp(0, ptx.in_own_cta(redo.done.barrier()))
 
 
 @gluon.jit
@@ -120,7 +121,7 @@ def following(plan: gl.constexpr, args, at, mail):
         node = gl.to_tensor(NOTHING)
         if mail.rank == 0:
             node = ptx.load_global(_link_of(plan, args, at, at.valid - AGAIN))
-        return multicast.tell(node, mail)
+        return multicast.tell(node, multicast.pass_on(mail))  # the link is written over when the tile is computed
 
 
 @gluon.jit

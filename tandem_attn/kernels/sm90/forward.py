@@ -61,7 +61,7 @@ def producer(plan: gl.constexpr, args, q, kv_out, o, tiles, mail, again):  # noq
     num_tiles = tile_count(plan, args)
     q_out = q.sender()
     rank = _join(plan)
-    mail = multicast.Mail(mail.slot, mail.came, mail.taken, rank)
+    mail = multicast.Mail(mail.slot, mail.came, mail.taken, mail.passed, rank)
     tile = gl.program_id(0) // plan.kv_multicast
     at = coords_of(plan, args, tile, num_tiles)
     tiles_out = send_tile(tiles.sender(), _told(plan, at))
