@@ -65,7 +65,7 @@ def tell(number, mail):
 
 @gluon.jit
 def pass_on(mail):
-    """What the first CTA's producer read and wrote so far comes before what the other's does from here on; a number tells of itself only."""
+    """What the first CTA's producer read and wrote comes before what the other's does from here on; a number tells of itself only."""
     if mail.rank == 0:
         ptx.publish_warp(1, ptx.in_own_cta(mail.passed.barrier()))
     else:

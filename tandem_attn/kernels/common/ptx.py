@@ -352,8 +352,8 @@ def arrive_warp_first(barrier):
 
 @gluon.jit
 def publish_warp(rank: gl.constexpr, barrier):
-    """``arrive_warp`` at the barrier of the cluster's CTA ``rank``, which then sees what this warp wrote to memory: for that this is a fence
-    of the whole GPU."""
+    """``arrive_warp`` at the barrier of the cluster's CTA ``rank``, which then sees what this warp wrote to memory: for that this is a
+    fence of the whole GPU."""
     gl.inline_asm(_arrive_warp_at(rank, "mbarrier.arrive.release.cluster"), "r,~{memory}", [barrier])
 
 
