@@ -8,11 +8,13 @@ import pytest
 from problems import PROBLEMS
 from sass import disassemble, ptxas_messages
 
+from tandem_attn.bench.cases import by_tokens
 from tandem_attn.kernels import backend, launch
 from tandem_attn.kernels.compile import Kernel, compiled, entry_registers
 from tandem_attn.spec.arch import get_arch
 from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.plan import Plan
+from tandem_attn.spec.problem import Problem
 
 # One of each code path; the whole list runs on a GPU (test_forward_cuda).
 NAMES = (
@@ -28,14 +30,41 @@ NAMES = (
 )
 
 
-@pytest.fixture(scope="module", params=NAMES)
+# As the planner has them for long sequences: maxima that stay, K and V loaded for two CTAs, or both.
+LONG = {
+    "d64, causal, long": by_tokens(64, 4096, "causal"),
+    "d64, full, long": by_tokens(64, 8192, "full"),
+    "d128, full, 4096": by_tokens(128, 4096, "full"),
+    "d128, full, long": by_tokens(128, 16384, "full"),
+    "d128, causal, 8192": by_tokens(128, 8192, "causal"),
+    "d128, causal, long": by_tokens(128, 16384, "causal"),
+    "d192 and 128, causal, long": by_tokens(192, 8192, "causal", heads=16, head_dim_v=128),
+    "d256, causal, long": by_tokens(256, 8192, "causal"),
+    "d256, full, long": by_tokens(256, 8192, "full"),
+}
+ALL: dict[str, Problem] = {**{name: PROBLEMS[name] for name in NAMES}, **{name: case.problem("cuda") for name, case in LONG.items()}}
+
+
+@pytest.fixture(scope="module", params=ALL)
 def kernel(request: pytest.FixtureRequest) -> Kernel:
-    return compiled(backend.plan(PROBLEMS[request.param]))
+    return compiled(backend.plan(ALL[request.param], chip="H200"))
 
 
 # Loads and stores of thread and row numbers, once a tile and role; none in the loops over key blocks, nor elsewhere. Q in registers leaves
-# no room for them, and pinning them costs the masked loop four instructions.
-SPILLS_A_TILE = {"causal": 11, "varlen, causal": 12}
+# no room for them, and pinning them costs the masked loop four instructions. In tens of thousands of instructions a tile they do not show.
+SPILLS_A_TILE = {
+    "causal": 11,
+    "varlen, causal": 12,
+    # Bounds of the blocks of a consumer's own rows, and what the end of a tile needs to know whether it must be computed again.
+    "d64, causal, long": 19,
+    "d128, full, 4096": 26,
+    "d128, full, long": 4,
+    "d128, causal, 8192": 32,
+    "d128, causal, long": 46,
+    "d192 and 128, causal, long": 58,
+    "d256, causal, long": 31,
+    "d256, full, long": 41,
+}
 
 
 def _block_loops(kernel: Kernel) -> list[list[str]]:
@@ -53,6 +82,17 @@ def test_no_spills_in_loops(kernel: Kernel, request: pytest.FixtureRequest) -> N
     found = [name for loop in loops for name in loop if name.startswith(("STL", "LDL"))]
     assert not found, f"{len(found)} spills in loops over key blocks"
     assert disassemble(kernel.cubin).spills == SPILLS_A_TILE.get(request.node.callspec.params["kernel"], 0)
+
+
+def test_fences_of_the_gpu(kernel: Kernel) -> None:
+    """MEMBAR.*.GPU costs a microsecond: before the cluster's barrier at the start, and where consumers report at the end."""
+    names = [name for name, _ in disassemble(kernel.cubin).instructions]
+    fences = [i for i, name in enumerate(names) if name.startswith("MEMBAR") and name.endswith("GPU")]
+    clusters = kernel.plan.kv_multicast == 2
+    once = kernel.plan.q_stages + 4 if clusters else 0  # roles at the start (consumers, producer, two without work), and a link passed on
+    reports = kernel.plan.q_stages if clusters and kernel.plan.fixed_max else 0
+    assert len(fences) <= once + reports
+    assert not [name for loop in _block_loops(kernel) for name in loop if name.startswith("MEMBAR")]
 
 
 def test_ptxas_serialises_nothing(kernel: Kernel) -> None:

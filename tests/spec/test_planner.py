@@ -12,7 +12,7 @@ from tandem_attn.spec.arch import get_arch
 from tandem_attn.spec.errors import UnsupportedError
 from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.masks import Causal, Full, Mask, Window
-from tandem_attn.spec.plan import Launch, Plan, Schedule, ScheduleKind
+from tandem_attn.spec.plan import FORWARD, Launch, Plan, Schedule, ScheduleKind
 from tandem_attn.spec.planner import Planned, choose, plan
 from tandem_attn.spec.planner_rules import Criterion
 from tandem_attn.spec.problem import Problem
@@ -304,3 +304,39 @@ def test_any_problem_plans_or_is_unsupported(
         return
     assert isinstance(got, Planned) and hash(got.plan) == hash(plan(asked, chip).plan)
     assert got.plan.direction == ("backward" if backward else "forward") and asked.heads % got.plan.pack_gqa == 0
+
+
+def _long(seqlen: int, head_dim: int, mask: Mask, **other: object) -> Plan:
+    options = {"batch": max(1, 32768 // seqlen), "heads": 2048 // head_dim, "heads_kv": 2048 // head_dim, "device": "cuda", **other}
+    return plan(Problem(seqlen_q=seqlen, seqlen_k=seqlen, head_dim=head_dim, mask=mask, **options), "H200", direction=FORWARD).plan  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "head_dim", "mask", "fixed", "together", "q_registers"),
+    [
+        (1024, 64, Full(), False, 1, True),
+        (4096, 64, Full(), True, 2, False),
+        (8192, 64, Causal(), True, 1, False),  # tiles of two CTAs would add 2 % of rows
+        (512, 128, Full(), False, 1, False),
+        (4096, 128, Full(), True, 1, True),
+        (16384, 128, Full(), True, 2, False),
+        (2048, 128, Causal(), False, 1, True),
+        (8192, 128, Causal(), True, 2, True),
+        (16384, 128, Causal(), True, 2, False),
+        (4096, 256, Full(), False, 1, False),
+        (16384, 256, Causal(), False, 2, False),
+        (16384, 128, Window(1024, 0), False, 1, False),
+    ],
+)
+def test_forms_for_long_sequences_on_hopper(seqlen: int, head_dim: int, mask: Mask, fixed: bool, together: int, q_registers: bool) -> None:
+    """As measured (docs/findings.md)."""
+    got = _long(seqlen, head_dim, mask)
+    assert (got.fixed_max, got.kv_multicast, got.q_registers) == (fixed, together, q_registers)
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": "float16"}, {"softcap": 10.0}, {"alibi": True}, {"scale": -1.0}, {"batch": 1, "heads": 1, "heads_kv": 1}]
+)
+def test_maxima_stay_only_where_weights_have_room(change: dict[str, object]) -> None:
+    """And where there are tiles enough that the last ones count for little."""
+    assert not _long(16384, 128, Causal(), **change).fixed_max
