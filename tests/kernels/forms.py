@@ -40,14 +40,27 @@ PROBLEMS: dict[str, Problem] = {
     "head_dim 256": problem(300, 430, head_dim=256, mask=Causal()),
     "one row": problem(1, 300),
 }
-OVERFLOWING = ("full", "causal", "causal, first row ends a block", "seqused, causal", "head_dim 64", "head_dim 192 and 128", "head_dim 256")
+OVERFLOWING = (
+    "full",
+    "causal",
+    "causal, first row ends a block",
+    "seqused, causal",
+    "head_dim 64",
+    "head_dim 192 and 128",
+    "head_dim 256",
+)
 
 
 def with_large_logits(inputs: Inputs, where: str) -> Inputs:
-    """First keys, which a tile visits last, whose logits exceed all others by far more than 2^127: of one head, of one query, or of all."""
+    """First keys, which a tile visits last, whose logits exceed all others by far more than 2^127: of one head, of one query, or of all.
+
+    ``middle``: of one head, not the first, so that windows have whole blocks there, and masked ones behind.
+    """
     q, k = inputs.q.clone(), inputs.k.clone()
     if where == "head":
         k[-1, :60, -1] *= 400
+    elif where == "middle":
+        k[-1, 256:300, -1] *= 400
     elif where == "query":
         q[0, q.shape[1] // 2, 0] *= 400
     else:

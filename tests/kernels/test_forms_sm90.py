@@ -79,6 +79,17 @@ def test_judge_accepts_overflow(name: str, form: str, where: str) -> None:
 
 
 @pytest.mark.judge
+@pytest.mark.parametrize("form", ["fixed", "both"])
+@pytest.mark.parametrize("name", ["window", "window, left only", "windows of two alignments"])
+def test_judge_accepts_overflow_in_a_window(name: str, form: str) -> None:
+    """The second time the masked loop has all blocks, those too that a window's left side cuts."""
+    p = PROBLEMS[name]
+    again = check(p, with_large_logits(random_inputs(p), "middle"), FORMS[form], checks="all")
+    once = check(p, random_inputs(p), FORMS[form])
+    assert again.statistics.instructions > once.statistics.instructions
+
+
+@pytest.mark.judge
 @pytest.mark.parametrize("order", ["latest", "random"])
 @pytest.mark.parametrize("schedule", [NAIVE, Schedule(ScheduleKind.LPT, Launch.DYNAMIC), Schedule(ScheduleKind.LPT, Launch.NONE)])
 @pytest.mark.parametrize("form", FORMS)

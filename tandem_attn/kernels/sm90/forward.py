@@ -213,7 +213,7 @@ def _attend(plan: gl.constexpr, args, at, work, row, q_in, kv_in, index: gl.cons
             state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, False, index)
             n_block -= 1
         if masks.bounded_left(tree):
-            for _ in range(visit.start, gl.minimum(visit.full_start, visit.full_stop)):
+            for _ in range(visit.start, gl.minimum(visit.full_start, full_stop)):
                 state, kv_in = _block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
                 n_block -= 1
     if not plan.q_registers and not plan.o_over_q:
