@@ -32,6 +32,7 @@ PROBLEMS: dict[str, Problem] = {
     "seqused": problem(300, 400, batch=4, seqused=True),
     "seqused, causal": problem(300, 400, batch=4, seqused=True, mask=Causal()),
     "sink, causal": problem(300, sink=True, mask=Causal(), heads=2),
+    "sink": problem(300, 430, sink=True),
     "gqa 3": problem(300, heads=3, heads_kv=1, mask=Causal()),
     "head_dim 64": problem(600, head_dim=64, mask=Causal()),
     "head_dim 64, full": problem(600, head_dim=64),
@@ -66,6 +67,14 @@ def with_large_logits(inputs: Inputs, where: str) -> Inputs:
     else:
         k[:, :60] *= 400
     return replace(inputs, q=q, k=k)
+
+
+def with_sums_near_the_end(inputs: Inputs) -> Inputs:
+    """Sums about the end of float32, whose weights are far from it: finite or infinite, by the row's first maximum; with a sink, one beside
+    which they vanish. For head_dim 128."""
+    q, k = torch.ones_like(inputs.q), inputs.k.clone()
+    k[:, :60] = 7.65 if inputs.sink is None else 7.8  # times sqrt(128): 86.5 and 88.2 natural units
+    return replace(inputs, q=q, k=k, sink=None if inputs.sink is None else inputs.sink + 300)
 
 
 def with_large_values(inputs: Inputs) -> Inputs:

@@ -12,7 +12,7 @@ from accuracy import assert_accurate
 pytest.importorskip("numpy", reason="the problems' inputs come with the emulator's: pip install tandem-attn[emulator]")
 
 from emulation import planned, random_inputs
-from forms import FORMS, OVERFLOWING, PROBLEMS, with_large_logits, with_large_values
+from forms import FORMS, OVERFLOWING, PROBLEMS, with_large_logits, with_large_values, with_sums_near_the_end
 
 from tandem_attn.kernels import backend
 from tandem_attn.spec.inputs import Inputs
@@ -48,6 +48,12 @@ def test_equals_truth(name: str, form: str) -> None:
 def test_overflow_is_computed_again(name: str, form: str, where: str) -> None:
     p = PROBLEMS[name]
     check(p, planned(p, "H200", **FORMS[form], **consumers(name)), with_large_logits(random_inputs(p), where))
+
+
+@pytest.mark.parametrize("name", ["full", "sink"])
+def test_sums_near_the_end_of_float32(name: str) -> None:
+    p = PROBLEMS[name]
+    check(p, planned(p, "H200", **FORMS["fixed"]), with_sums_near_the_end(random_inputs(p)))
 
 
 def test_large_values() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from emulation import assert_right, planned, random_inputs, run
-from forms import FIXED, FORMS, OVERFLOWING, PROBLEMS, SHARED, with_large_logits, with_large_values
+from forms import FIXED, FORMS, OVERFLOWING, PROBLEMS, SHARED, with_large_logits, with_large_values, with_sums_near_the_end
 
 from tandem_attn.emulator import Result
 from tandem_attn.spec.inputs import Inputs
@@ -42,6 +42,12 @@ def test_overflow_is_computed_again(name: str, form: str, where: str) -> None:
     again = check(p, with_large_logits(inputs, where), FORMS[form])
     once = check(p, inputs, FORMS[form])
     assert again.statistics.instructions > once.statistics.instructions
+
+
+@pytest.mark.parametrize("name", ["full", "sink"])
+def test_sums_near_the_end_of_float32(name: str) -> None:
+    p = PROBLEMS[name]
+    check(p, with_sums_near_the_end(random_inputs(p)), FIXED)
 
 
 def test_large_values() -> None:

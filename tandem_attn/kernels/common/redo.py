@@ -1,9 +1,9 @@
 """Tiles that are computed again: where rows keep the maximum of their first blocks, later logits may overflow.
 
 ``Plan.fixed_max``: a row's weights are 2^(logit - m) with the maximum m of the blocks that a mask touches, or of the first one. Weights of
-later blocks may be larger than 1; float32 sums and bfloat16 weights hold them up to 2^127, so nothing is lost but where logits grow by more
-than that. Then a sum is infinite: the consumer links its rows into a list, and when the CTA (or cluster) has no other tile left, the
-producer loads those of the list again, which the consumers compute with running maxima.
+later blocks may be larger than 1; float32 sums and bfloat16 weights hold them up to 2^127, so nothing is lost but where logits grow by
+about that. Then a sum is beyond ``LARGEST_SUM``, or O is: the consumer links its rows into a list, and when the CTA (or cluster) has no
+other tile left, the producer loads those of the list again, which the consumers compute with running maxima.
 
 The list needs no memory of its own: its head lies in shared memory of the (first) CTA, and each link in the LSE of the first row, which is
 written again. A node is a tile and a consumer, counted through the cluster; one whose rows were right does not write again.
@@ -23,6 +23,7 @@ REPORT = gl.constexpr(2)  # no tile: all have been handed out, and consumers say
 AGAIN = gl.constexpr(3)  # and the consumer of the node, counted through the cluster
 
 NOTHING = gl.constexpr(-1)  # the end of the list
+LARGEST_SUM = gl.constexpr(2.0**100)  # of a row's weights; the reciprocal of one beyond 2^126 would be subnormal
 WARPS = gl.constexpr(4)
 
 

@@ -449,6 +449,7 @@ def _finish(plan: gl.constexpr, args, at, rank, work, row, state, o_slot, o_tail
     heads = packing.heads(plan, work.head, rows)
     row_sum = gl.convert_layout(gl.sum(state.row_sum, axis=1), layout)
     row_max = state.row_max
+    overflowed = row_sum > redo.LARGEST_SUM
     if plan.sink:
         row_max, row_sum, share = with_sink(gl.load(args.sink + heads) * unit(plan), row_max, row_sum, is_natural(plan))
     else:
@@ -476,7 +477,7 @@ def _finish(plan: gl.constexpr, args, at, rank, work, row, state, o_slot, o_tail
         if at.valid == redo.TILE:
             visit = _own_blocks(plan, args, work, row)
             fixed = _full_stop(plan, args, at, work, row, visit) > visit.full_start
-            wrong = used & (_overflowed(plan, state.acc) | (row_sum == float("inf")) | ((state.row_max == float("-inf")) & fixed))
+            wrong = used & (_overflowed(plan, state.acc) | overflowed | ((state.row_max == float("-inf")) & fixed))
             if len(plan.head_dim_v_chunks) > 1:
                 wrong = wrong | (used & _overflowed(plan, state.acc_tail))
             if ptx.any_row(VERDICT + index, wrong.to(gl.int32), WARPS * 32) > 0:  # the LSE is written now
