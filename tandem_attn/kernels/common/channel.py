@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import ptx
+from tandem_attn.kernels.common import ptx, ptx_cluster
 
 WARPS = gl.constexpr(4)  # of a consumer: one warpgroup
 
@@ -68,7 +68,7 @@ class Channel:
     def here(self, slot):
         """``slot``, or what ``ptx`` takes for this CTA's."""
         if self.ctas > 1:
-            return ptx.in_own_cta(slot)
+            return ptx_cluster.in_own_cta(slot)
         else:
             return slot
 
@@ -220,7 +220,7 @@ class Receiver:
     def release(self):
         """Gives the slot back; every warp calls it after its last read."""
         if self.channel.shared:
-            ptx.arrive_warp_both(self.channel.here(self.channel.empty.index(self.index)))
+            ptx_cluster.arrive_warp_both(self.channel.here(self.channel.empty.index(self.index)))
         elif self.channel.plain:
             mbarrier.arrive(self.channel.empty.index(self.index), count=1)
         else:

@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import ptx
+from tandem_attn.kernels.common import ptx, ptx_cluster
 from tandem_attn.kernels.common.copies import coordinates
 from tandem_attn.kernels.common.scheduler import following_tile, is_dynamic
 from tandem_attn.kernels.common.signal import make_signal
@@ -29,6 +29,16 @@ class Mail:
 
 
 @gluon.jit
+def join(plan: gl.constexpr):
+    """This CTA's rank in its cluster, whose CTAs are now all ready; every warp calls it."""
+    if plan.kv_multicast > 1:
+        ptx_cluster.cluster_barrier()
+        return ptx.cta_rank()
+    else:
+        return gl.to_tensor(0)
+
+
+@gluon.jit
 def make_mail(plan: gl.constexpr):
     nothing = gl.to_tensor(0)
     if plan.kv_multicast > 1 and (is_dynamic(plan) or plan.fixed_max):
@@ -42,16 +52,16 @@ def make_mail(plan: gl.constexpr):
 def await_number(mail):
     """Says that the last number has been read; the first CTA goes on when all have said so."""
     mbarrier.expect(mail.came.barrier(), 4)
-    ptx.arrive_warp_first(ptx.in_own_cta(mail.taken.barrier()))
+    ptx_cluster.arrive_warp_first(ptx_cluster.in_own_cta(mail.taken.barrier()))
     if mail.rank == 0:
-        ptx.wait_phase(ptx.in_own_cta(mail.taken.barrier()), mail.taken.phase)
+        ptx.wait_phase(ptx_cluster.in_own_cta(mail.taken.barrier()), mail.taken.phase)
 
 
 @gluon.jit
 def read_number(mail):
     """The number, and the mail behind it."""
-    ptx.wait_phase(ptx.in_own_cta(mail.came.barrier()), mail.came.phase)
-    number = ptx.load_word(ptx.in_own_cta(mail.slot))
+    ptx.wait_phase(ptx_cluster.in_own_cta(mail.came.barrier()), mail.came.phase)
+    number = ptx.load_word(ptx_cluster.in_own_cta(mail.slot))
     return number, Mail(mail.slot, mail.came.next(), mail.taken.next(), mail.passed, mail.rank)
 
 
@@ -59,7 +69,7 @@ def read_number(mail):
 def tell(number, mail):
     """The first CTA's ``number``, in all CTAs, and the mail behind it."""
     await_number(mail)
-    ptx.tell_pair(number, mail.slot, mail.came.barrier())
+    ptx_cluster.tell_pair(number, mail.slot, mail.came.barrier())
     return read_number(mail)
 
 
@@ -67,9 +77,9 @@ def tell(number, mail):
 def pass_on(mail):
     """What the first CTA's producer read and wrote comes before what the other's does from here on; a number tells of itself only."""
     if mail.rank == 0:
-        ptx.publish_warp(1, ptx.in_own_cta(mail.passed.barrier()))
+        ptx_cluster.publish_warp(1, ptx_cluster.in_own_cta(mail.passed.barrier()))
     else:
-        ptx.wait_phase_of_cluster(ptx.in_own_cta(mail.passed.barrier()), mail.passed.phase)
+        ptx_cluster.wait_phase_of_cluster(ptx_cluster.in_own_cta(mail.passed.barrier()), mail.passed.phase)
     return Mail(mail.slot, mail.came, mail.taken, mail.passed.next(), mail.rank)
 
 
@@ -78,7 +88,7 @@ def next_tile(plan: gl.constexpr, args, tile, num_tiles, mail):
     """The number of the cluster's next tile, and the mail behind it."""
     if plan.kv_multicast > 1 and is_dynamic(plan):
         await_number(mail)
-        ptx.take_for_pair(args.counter, num_tiles, gl.num_programs(0) // plan.kv_multicast, mail.slot, mail.came.barrier())
+        ptx_cluster.take_for_pair(args.counter, num_tiles, gl.num_programs(0) // plan.kv_multicast, mail.slot, mail.came.barrier())
         return read_number(mail)
     else:
         return following_tile(plan, args, tile, num_tiles), mail
@@ -149,4 +159,4 @@ def _load_chunk(
         coords = coordinates(plan, batch, rows, head, key, first + i * width)
         mine = rank == (number + i) % plan.kv_multicast
         to = slot + i * (plan.tile_n * width * plan.element_bytes)
-        ptx.load_for_cluster(parameter(plan, tensor, tail), coords, to, barrier, mine.to(gl.int32), plan.kv_multicast)
+        ptx_cluster.load_for_cluster(parameter(plan, tensor, tail), coords, to, barrier, mine.to(gl.int32), plan.kv_multicast)

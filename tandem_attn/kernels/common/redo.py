@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import multicast, ptx
+from tandem_attn.kernels.common import multicast, ptx, ptx_cluster
 from tandem_attn.kernels.common.scheduler import Coords
 from tandem_attn.kernels.common.signal import make_signal
 
@@ -61,7 +61,7 @@ def link(plan: gl.constexpr, args, redo, at, consumer):
     """Puts a consumer's rows of a tile into the list; every warp of the consumer calls it, behind a barrier that follows the tile's LSE."""
     tile = (at.batch * args.heads + at.head) * args.blocks + at.m_block
     node = tile * (plan.q_stages * plan.kv_multicast) + consumer
-    ptx.push(plan.kv_multicast, _here(plan, redo.head), node, _link_of(plan, args, at, consumer))
+    ptx_cluster.push(plan.kv_multicast, _here(plan, redo.head), node, _link_of(plan, args, at, consumer))
 
 
 @gluon.jit
@@ -71,7 +71,7 @@ def report(plan: gl.constexpr, redo):
     if plan.kv_multicast == 1:
         ptx.arrive_warp(redo.done.barrier())
     else:
-        ptx.publish_warp(0, ptx.in_own_cta(redo.done.barrier()))
+        ptx_cluster.publish_warp(0, ptx_cluster.in_own_cta(redo.done.barrier()))
 
 
 @gluon.jit
@@ -79,7 +79,7 @@ def _here(plan: gl.constexpr, slot):
     if plan.kv_multicast == 1:
         return slot
     else:
-        return ptx.in_own_cta(slot)
+        return ptx_cluster.in_own_cta(slot)
 
 
 @gluon.jit
@@ -98,7 +98,7 @@ def first(plan: gl.constexpr, redo, mail):
     else:
         node = gl.to_tensor(NOTHING)
         if mail.rank == 0:
-            ptx.wait_phase_of_cluster(_here(plan, redo.done.barrier()), 0)
+            ptx_cluster.wait_phase_of_cluster(_here(plan, redo.done.barrier()), 0)
             node = ptx.load_word(_here(plan, redo.head))
         return multicast.tell(node, mail)
 
@@ -117,11 +117,11 @@ def tile_of(plan: gl.constexpr, args, node):
 def following(plan: gl.constexpr, args, at, mail):
     """The node behind that of ``at``, before its tile is computed again, and the mail behind it."""
     if plan.kv_multicast == 1:
-        return ptx.load_global(_link_of(plan, args, at, at.valid - AGAIN)), mail
+        return ptx_cluster.load_global(_link_of(plan, args, at, at.valid - AGAIN)), mail
     else:
         node = gl.to_tensor(NOTHING)
         if mail.rank == 0:
-            node = ptx.load_global(_link_of(plan, args, at, at.valid - AGAIN))
+            node = ptx_cluster.load_global(_link_of(plan, args, at, at.valid - AGAIN))
         return multicast.tell(node, multicast.pass_on(mail))  # the link is written over when the tile is computed
 
 

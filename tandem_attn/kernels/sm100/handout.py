@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import clc, fence_async_shared, mbarrier
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import ptx
+from tandem_attn.kernels.common import ptx, ptx_cluster
 from tandem_attn.kernels.common.channel import in_each_cta
 from tandem_attn.kernels.common.scheduler import following_tile, is_dynamic
 from tandem_attn.kernels.common.signal import make_signal
@@ -73,7 +73,7 @@ def ask(plan: gl.constexpr, args, handout, tile, num_tiles):
         return num_tiles
     elif by_first_cta(plan):
         handout.await_answer(4)
-        ptx.take_for_pair(args.counter, num_tiles, gl.num_programs(0), handout.answer, handout.came.barrier())
+        ptx_cluster.take_for_pair(args.counter, num_tiles, gl.num_programs(0), handout.answer, handout.came.barrier())
         return num_tiles
     else:
         return following_tile(plan, args, tile, num_tiles)
