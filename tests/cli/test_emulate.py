@@ -16,7 +16,7 @@ from tandem_attn.spec.plan import Plan
 
 pytest.importorskip("triton", reason="the kernels are compiled by Triton: pip install tandem-attn[cuda]")
 
-from tandem_attn.kernels.sm90 import forward as sm90
+from tandem_attn.kernels.sm90 import consumer as sm90
 
 SMALL = ("--seqlen-q", "40", "--heads", "2", "--heads-kv", "1", "--head-dim", "16", "--mask", "causal")
 
@@ -51,7 +51,7 @@ def test_every_order_is_run_and_json_holds_all(tmp_path: Path) -> None:
 
 def without_wait(ptx: str, line: int) -> str:
     """The PTX without the first mbarrier wait behind a line of the kernel's source."""
-    start = ptx.index("{ .reg .pred done;", ptx.index(f"// forward.py:{line}:"))
+    start = ptx.index("{ .reg .pred done;", ptx.index(f"// consumer.py:{line}:"))
     return ptx[:start] + ptx[ptx.index("}", start) + 1 :]
 
 
@@ -68,7 +68,7 @@ def test_a_report_is_printed_and_exits_1(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(emulated, "compiled", broken)
     code, text = run(*SMALL)
     assert code == 1, text
-    assert "at-issue: [race]" in text and "forward.py" in text, text
+    assert "at-issue: [race]" in text and "consumer.py" in text, text
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ class Mail:
     slot: gl.base_value  # shared memory; with the signals 0 where nothing is to be told
     came: gl.base_value  # signal: the number is there
     taken: gl.base_value  # signal, of the first CTA: all have read the last number
-    passed: gl.base_value  # signal: what the first CTA did before, see ``pass_on``
+    passed: gl.base_value  # signal: what the first CTA did before, see ``pass_on``; 0 with running maxima
     rank: gl.base_value  # of this CTA
 
 
@@ -43,7 +43,10 @@ def make_mail(plan: gl.constexpr):
     nothing = gl.to_tensor(0)
     if plan.kv_multicast > 1 and (is_dynamic(plan) or plan.fixed_max):
         slot = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        return Mail(slot, make_signal(1, 1, False), make_signal(1, plan.kv_multicast, False), make_signal(1, 1, False), nothing)
+        passed = nothing
+        if plan.fixed_max:
+            passed = make_signal(1, 1, False)
+        return Mail(slot, make_signal(1, 1, False), make_signal(1, plan.kv_multicast, False), passed, nothing)
     else:
         return Mail(nothing, nothing, nothing, nothing, nothing)
 

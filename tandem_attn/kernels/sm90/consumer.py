@@ -10,7 +10,7 @@ from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.sm90 import turns
 from tandem_attn.kernels.sm90.block import State, block, first_block, s_layout, values_mma, values_wait
 from tandem_attn.kernels.sm90.finish import finish, finish_part
-from tandem_attn.kernels.sm90.visits import full_stop, own_blocks, skip_before, skipped_slot, skips_blocks
+from tandem_attn.kernels.sm90.visits import loops, own_blocks, skip_before, skipped_slot, skips_blocks
 
 
 @gluon.jit
@@ -70,16 +70,16 @@ def _attend(plan: gl.constexpr, args, at, work, row, q_in, kv_in, index: gl.cons
         if skipped > 0:
             kv_in = kv_in.after_v(skipped_slot(kv_in.v))
     n_block = visit.stop - 2
-    whole_stop = full_stop(plan, args, at, work, row, visit)
-    for _ in range(whole_stop, visit.stop - 1):
+    ends = loops(plan, args, at, work, row, visit)
+    for _ in range(ends.masked_from, visit.stop - 1):
         state, kv_in = block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
         n_block -= 1
     if masks.has_full_blocks(tree):
-        for _ in range(visit.full_start, whole_stop):
+        for _ in range(ends.whole_start, ends.whole_stop):
             state, kv_in = block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, False, index)
             n_block -= 1
         if masks.bounded_left(tree):
-            for _ in range(visit.start, gl.minimum(visit.full_start, whole_stop)):
+            for _ in range(visit.start, ends.left_stop):
                 state, kv_in = block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
                 n_block -= 1
     if not plan.q_registers and not plan.o_over_q:

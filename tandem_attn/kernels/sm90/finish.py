@@ -7,7 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tandem_attn.kernels.common import packing, ptx, redo, splits
 from tandem_attn.kernels.common.arguments import is_natural, natural_lse, unit, with_sink
 from tandem_attn.kernels.sm90.block import s_layout
-from tandem_attn.kernels.sm90.visits import full_stop, own_blocks
+from tandem_attn.kernels.sm90.visits import loops, own_blocks
 
 WARPS = gl.constexpr(4)  # of a consumer
 VERDICT = gl.constexpr(3)  # hardware barriers of the consumers behind those of the turns
@@ -49,7 +49,8 @@ def finish(plan: gl.constexpr, args, at, rank, work, row, state, o_slot, o_tail,
     if plan.fixed_max:
         if at.valid == redo.TILE:
             visit = own_blocks(plan, args, work, row)
-            fixed = full_stop(plan, args, at, work, row, visit) > visit.full_start
+            ends = loops(plan, args, at, work, row, visit)
+            fixed = ends.whole_stop > ends.whole_start
             wrong = used & (_overflowed(plan, state.acc) | overflowed | ((state.row_max == float("-inf")) & fixed))
             if len(plan.head_dim_v_chunks) > 1:
                 wrong = wrong | (used & _overflowed(plan, state.acc_tail))

@@ -2,6 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import masks, packing, redo
 from tandem_attn.kernels.sm90 import turns
@@ -26,19 +27,37 @@ def own_blocks(plan: gl.constexpr, args, work, row):
         return work.visit
 
 
+@aggregate
+class Loops:
+    """Where the three loops over a consumer's blocks end or begin, from the last block to the first: masked blocks down to ``masked_from``,
+    whole ones from ``whole_start`` to ``whole_stop``, and below ``left_stop`` those that a window's left side cuts."""
+
+    masked_from: gl.tensor
+    whole_start: gl.tensor
+    whole_stop: gl.tensor
+    left_stop: gl.tensor
+
+
 @gluon.jit
-def full_stop(plan: gl.constexpr, args, at, work, row, visit):
-    """Blocks from ``visit.full_start`` to this one are computed without element masks and, with fixed maxima, with those that rows have by
-    then: so every row needs one, and a tile that is computed again has no such block."""
+def loops(plan: gl.constexpr, args, at, work, row, visit):
+    """With fixed maxima whole blocks keep those that rows have by then: so every row needs one. A tile that is computed again has all its
+    blocks in the masked loop, which renews maxima."""
     tree: gl.constexpr = masks.parse(plan.mask)
-    stop = gl.maximum(visit.full_stop, visit.start)
+    stop = visit.full_stop
     if plan.fixed_max:
         if tree.kind == "window" and tree.right != "None":  # may the first row see nothing behind?
             _, hi = masks.edges(tree, args.scalars, work.seq.q.used, work.seq.k.used)
             seen = packing.queries(plan, row) + hi + 1
             stop = gl.where(seen <= stop * plan.tile_n, gl.maximum(stop - 1, visit.full_start), stop)
-        stop = gl.where(at.valid == redo.TILE, stop, visit.start)
-    return stop
+        once = at.valid == redo.TILE
+        return Loops(
+            gl.where(once, gl.maximum(stop, visit.start), visit.start),
+            visit.full_start,
+            gl.where(once, stop, visit.full_start),
+            gl.where(once, gl.minimum(visit.full_start, stop), visit.start),
+        )
+    else:
+        return Loops(gl.maximum(stop, visit.start), visit.full_start, stop, gl.minimum(visit.full_start, stop))
 
 
 @gluon.jit
