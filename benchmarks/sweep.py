@@ -185,11 +185,11 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     ),
     "fixed_64": (
         [by_tokens(64, s, mask) for mask in ("full", "causal") for s in (4096, 16384)],
-        ["planned+fixed", "planned+fixed+fma6", "planned+fixed+fma12", "planned+fixed+multicast"],
+        ["planned+fixed", "planned+fixed+multicast"],
     ),
     "fixed_64_short": (
         [by_tokens(64, s, mask) for s, mask in ((512, "full"), (1024, "full"), (1024, "causal"), (2048, "causal"))],
-        ["planned+running", "planned+fixed", "planned+fixed+three+q_smem+late+turns", "planned+fixed+fma12"],
+        ["planned+running", "planned+fixed", "planned+fixed+three+q_smem+late+turns"],
     ),
     "fixed_wide": (
         [

@@ -270,6 +270,8 @@ def _check_fixed_max(p: Plan, arch: Arch) -> None:
         raise ValueError(f"fixed_max must be False but in a forward on Hopper, got True in a {p.direction} on {arch.name}")
     if p.dtype != "bfloat16":
         raise ValueError(f"fixed_max must be False for {p.dtype}: weights above 1 need the exponents of bfloat16")
+    if p.exp2.fma_pairs:
+        raise ValueError(f"fixed_max must be False with exponentials on FMA units, whose polynomial has no infinity, got {p.exp2}")
     logits = p.softcap or p.alibi or bool(p.bias) or p.scaled_first or "document(" in p.mask or "predicate(" in p.mask
     if logits or p.varlen or p.pack_gqa > 1 or p.num_splits > 1:
         raise ValueError(

@@ -10,6 +10,7 @@ from emulation import assert_right, planned, random_inputs, run
 from forms import FIXED, FORMS, OVERFLOWING, PROBLEMS, SHARED, with_large_logits, with_large_values, with_sums_near_the_end
 
 from tandem_attn.emulator import Result
+from tandem_attn.spec.exp2 import Exp2Split
 from tandem_attn.spec.inputs import Inputs
 from tandem_attn.spec.plan import Launch, Schedule, ScheduleKind
 from tandem_attn.spec.planner import plan as make_plan
@@ -123,6 +124,12 @@ def test_what_fixed_maxima_exclude(change: dict[str, Any], message: str) -> None
     p = Problem(batch=1, seqlen_q=300, seqlen_k=300, heads=1, heads_kv=1, head_dim=64, device="cuda", **change)
     with pytest.raises(ValueError, match=message):
         make_plan(p, CHIP, direction="forward", **FIXED)
+
+
+def test_fixed_maxima_need_an_exponential_with_infinity() -> None:
+    p = Problem(batch=1, seqlen_q=300, seqlen_k=300, heads=1, heads_kv=1, head_dim=64, device="cuda")
+    with pytest.raises(ValueError, match="fixed_max must be False with exponentials on FMA units"):
+        make_plan(p, CHIP, direction="forward", exp2=Exp2Split(3, 4, 32), **FIXED)
 
 
 def test_what_shared_loads_exclude() -> None:
