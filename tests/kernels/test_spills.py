@@ -67,6 +67,7 @@ LEFT = {
     ("B200", "splits, more than blocks", 1): 12,
     ("B200", "splits, more than blocks", 2): 6,
     ("B200", "pages of 16, head_dim 96", 1): 16,
+    ("B200", "8 bits: pair, softcap, sink", 2): 6,
     ("B200", "8 bits: pair, softcap, sink", 1): 4,
     # Correction, which has 88 registers where one query tile is worked on, reloads 12 values a block; with more, softmax does.
     ("B200", "heads packed, masks", 1): 14,
@@ -76,6 +77,7 @@ LEFT = {
     ("H200", "varlen, causal", 0): 12,
     ("H200", "causal, few queries", 0): 4,
     ("H200", "heads packed, many queries", 0): 6,
+    ("H200", "head_dim 192", 0): 2,
     # Bounds of windows, once a tile.
     ("H200", "window, left only", 0): 3,
     ("H200", "varlen, window", 0): 6,
