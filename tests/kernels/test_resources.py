@@ -56,7 +56,7 @@ SPILLS_A_TILE = {
     "causal": 11,
     "varlen, causal": 12,
     # Bounds of the blocks of a consumer's own rows, and what the end of a tile needs to know whether it must be computed again.
-    "d64, causal, long": 19,
+    "d64, causal, long": 15,
     "d128, full, 4096": 26,
     "d128, full, long": 4,
     "d128, causal, 8192": 32,
