@@ -11,6 +11,7 @@ import os
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from tandem_attn.bench.cases import Case, by_tokens, tensors
 from tandem_attn.bench.machine import Telemetry, environment
 from tandem_attn.bench.peers import PEERS
+from tandem_attn.bench.presets import varlen
 from tandem_attn.bench.protocol import MATMUL, matmul, milliseconds
 from tandem_attn.kernels import backend
 from tandem_attn.kernels.precompile import precompile
@@ -60,11 +62,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "seq": {"intra_overlap": False},
     "tau": {"rescale_rows": 16},
     "late": {"early_turn": False},
-    "o_over_q": {"o_over_q": True},
     "q_smem": {"q_registers": False},
     "overlap": {"intra_overlap": True},
     "multicast": {"kv_multicast": 2},
     "alone": {"kv_multicast": 1},
+    "in_ring": {"o_in_ring": True},
+    "own_o": {"o_in_ring": False},
     "fixed": {"fixed_max": True},
     "running": {"fixed_max": False},
 }
@@ -100,15 +103,6 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         [by_tokens(192, 8192, mask, heads=16, head_dim_v=128) for mask in ("full", "causal")],
         ["smem_seq", "smem_seq_tau", "smem_seq+early", "smem_seq_tau+no_turns"],
     ),
-    "o_over_q": (
-        [by_tokens(256, s, mask) for s in (1024, 8192) for mask in ("full", "causal")],
-        ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "tau+early+o_over_q", "seq+early+o_over_q"],
-    ),
-    "o_over_q_192": (
-        [by_tokens(192, s, mask, heads=16, head_dim_v=128) for s in (1024, 8192) for mask in ("full", "causal")],
-        ["seq+tau+early", "seq+tau+early+o_over_q", "seq+tau+late+o_over_q", "tau+early+o_over_q", "tau+late+o_over_q",
-         "seq+tau+early+o_over_q+no_turns"],
-    ),
     "d64_shapes": (
         [by_tokens(64, s, mask) for s in (1024, 2048, 8192) for mask in ("full", "causal")],
         ["seq+tau+late+three", "seq+late+three", "tau+late+three", "seq+tau+late+three+fma12", "seq+tau+late+three+fma25",
@@ -116,7 +110,7 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
     ),
     "d128_kv": (
         [by_tokens(128, s, mask) for s in (1024, 4096, 16384) for mask in ("full", "causal")],
-        ["reg_seq_tau+early", "reg_seq_tau+late", "reg_seq_tau+no_turns", "smem_seq_tau+early", "smem_seq_tau+early+o_over_q"],
+        ["reg_seq_tau+early", "reg_seq_tau+late", "reg_seq_tau+no_turns", "smem_seq_tau+early"],
     ),
     "sections": (
         [
@@ -198,6 +192,34 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         ],
         ["planned+running", "planned+fixed", "planned+fixed+early"],
     ),
+    "forms_256": (
+        [by_tokens(256, s, mask) for s in (1024, 2048, 4096, 8192, 16384) for mask in ("full", "causal")],
+        ["planned", "planned+alone", "planned+fixed", "planned+running"],
+    ),
+    "own_o_192": (
+        [by_tokens(192, s, mask, **WIDE) for s in (512, 2048, 8192, 32768) for mask in ("full", "causal")],
+        ["planned", "planned+own_o"],
+    ),
+    "in_ring_128": (
+        [*(by_tokens(128, s, "causal") for s in (1024, 2048, 16384)), by_tokens(128, 1024, "full"), by_tokens(64, 2048, "causal")],
+        ["planned", "planned+in_ring", "planned+static"],
+    ),
+    "causal_128": (
+        [by_tokens(128, s, "causal") for s in (2048, 4096, 8192, 16384)],
+        ["planned", "planned+lpt4", "planned+lpt8", "planned+lpt16", "planned+lpt32"],
+    ),
+    "causal_128_2k": (
+        [by_tokens(128, 2048, "causal")],
+        ["planned+running", "planned+fixed", "planned+fixed+multicast", "planned+running+multicast", "planned+fixed+q_smem+late"],
+    ),
+    "causal_grouped": (
+        [by_tokens(128, 8192, "causal", heads=n, heads_kv=m) for n, m in ((32, 4), (16, 1))],
+        ["planned", "planned+alone", "planned+lpt4", "planned+lpt8", "planned+lpt16", "planned+lpt32"],
+    ),
+    "packed": (
+        [replace(varlen()[0], head_dim=d, head_dim_v=d, mask=mask) for d, mask in ((128, "causal"), (128, "full"), (64, "causal"))],
+        ["planned+running", "planned+fixed"],
+    ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],
         ["planned", "planned+nd1", "planned+nd4", "planned+nd16", "planned+none", "planned+late"],
@@ -221,7 +243,7 @@ def run_group(name: str, telemetry: Telemetry, peers: tuple[str, ...] = ("cudnn"
     cases, variants = GROUPS[name]
     for case in cases:
         t = tensors(case, "cuda")
-        inputs, problem = Inputs(q=t.q, k=t.k, v=t.v), case.problem("cuda")
+        inputs, problem = Inputs(q=t.q, k=t.k, v=t.v, cu_seqlens_q=t.cu_seqlens, cu_seqlens_k=t.cu_seqlens), case.problem("cuda")
         functions: dict[str, Any] = {}
         for peer in peers:
             try:
@@ -230,7 +252,8 @@ def run_group(name: str, telemetry: Telemetry, peers: tuple[str, ...] = ("cudnn"
             except Exception as error:
                 functions.pop(peer, None)
                 print(f"{case}: {peer} is missing: {str(error)[:90]}", flush=True)
-        truth = next(iter(functions.values()))().float()
+        first = next(iter(functions.values()), None) or functools.partial(_out, problem, variant(case, variants[0]), inputs)
+        truth = first().float()  # without a peer only whether variants agree
         for key in variants:
             try:
                 chosen = variant(case, key)

@@ -107,7 +107,10 @@ class Plan:
     scaled_first: bool = False  # logits are scaled before the mask and the maxima, not within the exponent: scale <= 0
     return_lse: bool = False
     intra_overlap: bool = False  # Hopper: the next S = QK is issued before this block's softmax
-    o_over_q: bool = False  # O is staged in the shared memory of its Q tile, which is then read for the last time; else O has its own
+    o_in_ring: bool = False  # Hopper: O is staged in a slot of V's ring, so that the next Q loads once the last S is computed
+    o_over_q: bool = (
+        False  # Blackwell: O is staged in the shared memory of its Q tile, which is then read for the last time; else O has its own
+    )
     q_registers: bool = False  # Hopper: Q is operand A from registers, and its shared memory is free for the next tile's
     ping_pong: bool = False  # Hopper: the consumers issue their products in turns, so that one's softmax runs under another's MMA
     early_turn: bool = False  # Hopper: the turn passes once S = QK is issued, not P V too
@@ -273,9 +276,9 @@ def _check_fixed_max(p: Plan, arch: Arch) -> None:
     if p.exp2.fma_pairs:
         raise ValueError(f"fixed_max must be False with exponentials on FMA units, whose polynomial has no infinity, got {p.exp2}")
     logits = p.softcap or p.alibi or bool(p.bias) or p.scaled_first or "document(" in p.mask or "predicate(" in p.mask
-    if logits or p.varlen or p.pack_gqa > 1 or p.num_splits > 1:
+    if logits or p.pack_gqa > 1 or p.num_splits > 1:
         raise ValueError(
-            "fixed_max must be False with softcap, alibi, bias, scale <= 0, document or predicate masks, varlen, packed heads, split keys"
+            "fixed_max must be False with softcap, alibi, bias, scale <= 0, document or predicate masks, packed heads, split keys"
         )
 
 
@@ -293,6 +296,13 @@ def _check_tiles(p: Plan, arch: Arch) -> None:
     step = max(16, MMA_BYTES // p.element_bytes)
     if p.tile_n % step or p.tile_n > 256:
         raise ValueError(f"tile_n must be a multiple of {step} up to 256 on {arch.name} (columns of one MMA), got {p.tile_n}")
+    hopper = not arch.tmem_columns
+    if p.o_in_ring and (p.tile_n % p.tile_m or not hopper):
+        raise ValueError(
+            f"o_in_ring must be False but on Hopper with tile_n a multiple of tile_m, got tile_n={p.tile_n}, tile_m={p.tile_m} on {p.arch}"
+        )
+    if p.o_over_q and hopper:
+        raise ValueError(f"o_over_q must be False on {p.arch}: O is staged in memory of its own or in V's ring (o_in_ring)")
     if p.o_over_q and p.out_dtype != p.dtype:
         raise ValueError(f"o_over_q must be False for {p.dtype}: O is {p.out_dtype} and no tile of Q")
 

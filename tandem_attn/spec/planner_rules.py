@@ -119,9 +119,10 @@ def kv_stages_that_fit(arch: Arch, fixed_bytes: int, k_bytes: int, v_bytes: int)
 
 
 def forward_smem(
-    q_tiles: int, q_bytes: int, stages: int, k_bytes: int, v_bytes: int, o_bytes: int, *, own_o: bool, one_ring: bool = True
+    q_tiles: int, q_bytes: int, stages: int, k_bytes: int, v_bytes: int, o_bytes: int, *, o_over: str = "", one_ring: bool = True
 ) -> Packer:
-    """Q tiles, K/V slots and O tiles; without ``own_o`` each O tile is staged where its Q lay (Q was read for the last time).
+    """Q tiles, K/V slots and O tiles. ``o_over``: O tiles are staged in other memory, each where its Q lay (``"Q"``, which was read for the
+    last time), or in slots of V's ring.
 
     K and V tiles of one size share a ring if ``one_ring``.
     """
@@ -134,10 +135,12 @@ def forward_smem(
         smem.add("K ring", (stages - stages // 2) * k_bytes)
         smem.add("V ring", stages // 2 * v_bytes)
     for i in range(q_tiles):
-        if own_o:
+        if not o_over:
             smem.add(f"O{i}", o_bytes)
-        else:
+        elif o_over == "Q":
             smem.over(f"O{i}", o_bytes, f"Q{i}")
+        else:
+            smem.over(f"O{i}", o_bytes, o_over, i * o_bytes)
     return smem
 
 
@@ -235,8 +238,8 @@ def _schedule(problem: Problem, arch: Arch, plan: Plan) -> tuple[Schedule, str]:
     return Schedule(ScheduleKind.LPT, Launch.CLC, section), f"{reason}: longest first, and {how}{l2}"
 
 
-# Of KV heads, and of tiles, in a section on Hopper: measured on an H200 (docs/findings.md).
-_LEAST_SECTION, _MOST_SECTION, _MOST_SECTION_TILES = 2, 16, 256
+# Of KV heads, of tiles, and of query heads in a section on Hopper: measured on an H200 (docs/findings.md).
+_LEAST_SECTION, _MOST_SECTION, _MOST_SECTION_TILES, _MOST_SECTION_HEADS = 2, 16, 256, 32
 
 
 def _hopper_schedule(problem: Problem, arch: Arch, plan: Plan, reason: str) -> tuple[Schedule, str]:
@@ -250,10 +253,12 @@ def _hopper_schedule(problem: Problem, arch: Arch, plan: Plan, reason: str) -> t
     fitting = 2 ** math.ceil(math.log2(max(1.0, l2_heads(problem, arch))))
     tiles = -(-problem.seqlen_q * plan.pack_rows // plan.rows_per_cta) * problem.heads_per_kv // plan.pack_gqa  # of a CTA and KV head
     most = max(_MOST_SECTION, 2 ** int(math.log2(max(1, _MOST_SECTION_TILES // max(1, tiles)))))
-    section = max(min(fitting, most), _LEAST_SECTION)
-    if section >= problem.heads_kv * problem.batch:
+    section = max(min(fitting, most), _LEAST_SECTION) * problem.heads_per_kv // plan.pack_gqa
+    if problem.heads_per_kv > 1:
+        section = min(section, _MOST_SECTION_HEADS)
+    heads = max(1, section)
+    if heads >= problem.heads * problem.batch // plan.pack_gqa:
         return Schedule(ScheduleKind.LPT, Launch.DYNAMIC, 0), how
-    heads = max(1, section * problem.heads_per_kv // plan.pack_gqa)
     return Schedule(ScheduleKind.LPT, Launch.DYNAMIC, heads), f"{how}; sections of {heads} heads, whose K and V about fill L2, or fewer"
 
 

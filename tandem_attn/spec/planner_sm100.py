@@ -55,7 +55,7 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
     stages = point["kv_stages"] or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
     if stages < 2:
         raise too_large(arch, fixed + k_bytes + v_bytes)
-    smem = forward_smem(q_stages, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o, one_ring=pair == 1)
+    smem = forward_smem(q_stages, q_bytes, stages, k_bytes, v_bytes, o_bytes, o_over="" if own_o else "Q", one_ring=pair == 1)
     smem.add("row stats", stats)
     smem.add("barriers", BARRIER_BYTES)
     smem.add("arguments", _DISPATCH_BYTES)

@@ -73,14 +73,15 @@ def _forward(problem: Problem, arch: Arch, base: dict[str, Any], point: dict[str
         raise ValueError(f"registers: {live} for accumulators leave no {_SPARE} of {_CONSUMER[consumers]} a thread")
     e = problem.element_bytes
     q_bytes, o_bytes, k_bytes, v_bytes = tile_m * d * e, tile_m * dv * e, tile_n * d * e, tile_n * dv * e
-    own_o = not point["o_over_q"]
-    fixed = consumers * (q_bytes + (o_bytes if own_o else 0)) + BARRIER_BYTES
-    if not own_o and (point["q_registers"] or chunks(problem.head_dim)[: len(chunks(problem.head_dim_v))] != chunks(problem.head_dim_v)):
-        return None  # Q of the next tile lies there already, or O is cut otherwise
+    ring = "KV ring" if k_bytes == v_bytes else "V ring"
+    o_over = ring if point["o_in_ring"] else ""
+    fixed = consumers * (q_bytes + (0 if o_over else o_bytes)) + BARRIER_BYTES
+    if point["o_in_ring"] and tile_n % tile_m:
+        return None
     stages = point["kv_stages"] or kv_stages_that_fit(arch, fixed, k_bytes, v_bytes)
     if stages < 2:
         raise too_large(arch, fixed + k_bytes + v_bytes)
-    smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, own_o=own_o)
+    smem = forward_smem(consumers, q_bytes, stages, k_bytes, v_bytes, o_bytes, o_over=o_over)
     smem.add("barriers", BARRIER_BYTES)
     fields = dict(point)
     fields |= {
@@ -129,15 +130,16 @@ def _turns_pay(problem: Problem, consumers: int) -> bool:
 # Shortest lengths from which a form was the faster one, by mask and by the larger head dimension: measured on an H200 (docs/findings.md).
 _FIXED_MAX_FROM = {
     "causal": {64: 2048, 128: 4096, 192: 1024},
-    "full": {64: 2048, 128: 1024, 192: 1024, 256: 8192},
+    "full": {64: 2048, 128: 1024, 192: 1024, 256: 4096},
 }
 _MULTICAST_FROM = {
     "causal": {64: 4096, 128: 4096, 192: 8192, 256: 4096},
-    "full": {64: 4096, 128: 16384, 192: 16384, 256: 8192},
+    "full": {64: 4096, 128: 16384, 192: 16384, 256: 2048},
 }
 _Q_IN_SHARED_FROM = 16384  # at head_dim 128 with fixed maxima
 _NEVER = 1 << 62
 _MANY_TILES = 4 * 132  # of 128 rows, four for each SM of an H200: with fewer, the last ones leave SMs idle
+_MOST_LINKS = (1 << 31) - 1  # rows of all heads: the place of an LSE is a 32-bit number in the list of tiles to compute again
 _WASTE = 1.01  # share of rows that tiles of two CTAs may add to those of one
 
 
@@ -151,20 +153,23 @@ def _kind(problem: Problem) -> str:
 
 def _long_enough(problem: Problem, from_length: dict[str, dict[int, int]]) -> bool:
     kind = _kind(problem)
-    if not kind or problem.page_size or problem.varlen or problem.seqused:
+    if not kind or problem.page_size:
         return False
     width = -(-max(problem.head_dim, problem.head_dim_v) // 64) * 64
-    many = problem.batch * problem.heads * problem.seqlen_q // 128 >= _MANY_TILES
+    many = problem.total_q * problem.heads // 128 >= _MANY_TILES
     return many and min(problem.seqlen_q, problem.seqlen_k) >= from_length[kind].get(width, _NEVER)
 
 
 def _fixed_max_pays(problem: Problem) -> bool:
     busy = problem.softcap or problem.alibi or problem.bias or problem.scale_value <= 0 or problem.dtype != "bfloat16"
+    busy = busy or (problem.seqused and not problem.varlen) or problem.total_q * problem.heads > _MOST_LINKS
     return not busy and _long_enough(problem, _FIXED_MAX_FROM)
 
 
 def _multicast_pays(problem: Problem, rows: int) -> bool:
     """``rows``: of a CTA."""
+    if problem.varlen or problem.seqused:
+        return False
     alone, together = (-(-problem.seqlen_q // n) * n for n in (rows, 2 * rows))
     return together <= _WASTE * alone and _long_enough(problem, _MULTICAST_FROM)
 
@@ -197,6 +202,12 @@ def _multicast_sentence(plan: Plan) -> str:
     return "each CTA loads its own K and V: waiting for another would cost more than the reads (measured, docs/findings.md)"
 
 
+def _staging_sentence(plan: Plan) -> str:
+    if plan.o_in_ring:
+        return "O is staged in slots of V's ring: more of them fit, and the next Q loads while the last block is computed and O is stored"
+    return "O has its own shared memory: the next Q loads while O is stored"
+
+
 def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
     return (
         fewest_idle_tiles(problem),
@@ -212,7 +223,7 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
         Criterion(lambda p: p.q_registers != _q_registers_pay(problem), _q_sentence),
         Criterion(lambda p: p.fixed_max != _fixed_max_pays(problem), _fixed_max_sentence),
         Criterion(lambda p: (p.kv_multicast == 2) != _multicast_pays(problem, p.rows_per_cta), _multicast_sentence),
-        Criterion(lambda p: p.o_over_q, lambda _: "O has its own shared memory: the next Q loads while O is stored"),
+        Criterion(lambda p: p.o_in_ring, _staging_sentence),
         Criterion(lambda p: -p.kv_stages, lambda p: f"{p.kv_stages} K/V slots: all that fit"),
     )
 
@@ -248,7 +259,7 @@ FORWARD = Grid(
         "q_stages": (3, 2, 1),
         "q_registers": (True, False),
         "intra_overlap": (False,),
-        "o_over_q": (False, True),
+        "o_in_ring": (False, True),
         "fixed_max": (False, True),
         "kv_multicast": (1, 2),
         "kv_stages": (ALL_THAT_FIT,),

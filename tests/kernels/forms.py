@@ -1,4 +1,4 @@
-"""Two forms of the Hopper kernel that the planner takes for long sequences: maxima that stay, and K and V loaded for two CTAs.
+"""Forms of the Hopper kernel: maxima that stay and K and V loaded for two CTAs, for long sequences, and O staged in slots lent by the ring.
 
 ``PROBLEMS`` are small ones that both forms are made for; ``with_large_logits`` makes inputs whose weights overflow without a second pass.
 """
@@ -8,15 +8,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from emulation import problem
+from emulation import packed, problem
 
 from tandem_attn.spec.inputs import Inputs
-from tandem_attn.spec.masks import TOP_LEFT, Causal, Window
+from tandem_attn.spec.masks import TOP_LEFT, Causal, Full, Window
 from tandem_attn.spec.problem import Problem
 
 FIXED = {"fixed_max": True}
 SHARED = {"kv_multicast": 2}
-FORMS: dict[str, dict[str, object]] = {"fixed": FIXED, "shared": SHARED, "both": {**FIXED, **SHARED}}
+LENT = {"o_in_ring": True}
+FORMS: dict[str, dict[str, object]] = {
+    "fixed": FIXED,
+    "shared": SHARED,
+    "both": {**FIXED, **SHARED},
+    "lent": LENT,
+    "all three": {**FIXED, **SHARED, **LENT},
+}
 
 PROBLEMS: dict[str, Problem] = {
     "full": problem(300, 430, heads=2),
@@ -40,6 +47,10 @@ PROBLEMS: dict[str, Problem] = {
     "head_dim 192 and 128": problem(300, 430, head_dim=192, head_dim_v=128, mask=Causal()),
     "head_dim 256": problem(300, 430, head_dim=256, mask=Causal()),
     "one row": problem(1, 300),
+    "packed": packed(Full()),
+    "packed, causal": packed(Causal()),
+    "packed, causal, seqused": packed(Causal(), seqused=True),
+    "packed, window": packed(Window(200, 10), head_dim=64),
 }
 OVERFLOWING = (
     "full",
@@ -49,6 +60,8 @@ OVERFLOWING = (
     "head_dim 64",
     "head_dim 192 and 128",
     "head_dim 256",
+    "packed",
+    "packed, causal, seqused",
 )
 
 
@@ -58,7 +71,11 @@ def with_large_logits(inputs: Inputs, where: str) -> Inputs:
     ``middle``: of one head, not the first, so that windows have whole blocks there, and masked ones behind.
     """
     q, k = inputs.q.clone(), inputs.k.clone()
-    if where == "head":
+    if inputs.cu_seqlens_q is not None and inputs.cu_seqlens_k is not None:
+        longest = int(inputs.cu_seqlens_k.diff().argmax())
+        start_q, start_k = int(inputs.cu_seqlens_q[longest]), int(inputs.cu_seqlens_k[longest])
+        (q[start_q + 140, 0] if where == "query" else k[start_k : start_k + 60, -1]).mul_(400)
+    elif where == "head":
         k[-1, :60, -1] *= 400
     elif where == "middle":
         k[-1, 256:300, -1] *= 400

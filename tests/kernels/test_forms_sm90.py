@@ -1,13 +1,17 @@
-"""Maxima that stay, and K and V loaded for two CTAs: right and judged clean in the emulator, whatever the logits. Executed on a CPU."""
+"""Maxima that stay, K and V loaded for two CTAs, O staged in slots of V: right and judged clean in the emulator, whatever the logits.
+
+Executed on a CPU.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from emulation import assert_right, planned, random_inputs, run
-from forms import FIXED, FORMS, OVERFLOWING, PROBLEMS, SHARED, with_large_logits, with_large_values, with_sums_near_the_end
+from forms import FIXED, FORMS, LENT, OVERFLOWING, PROBLEMS, SHARED, with_large_logits, with_large_values, with_sums_near_the_end
 
 from tandem_attn.emulator import Result
 from tandem_attn.spec.exp2 import Exp2Split
@@ -31,12 +35,16 @@ def check(p: Problem, inputs: Inputs, form: dict[str, Any], **options: Any) -> R
     return result
 
 
-@pytest.mark.parametrize(("name", "form"), [("causal", "both"), ("seqused", "both"), ("head_dim 64", "fixed"), ("head_dim 256", "shared")])
+@pytest.mark.parametrize(
+    ("name", "form"), [("causal", "both"), ("seqused", "both"), ("head_dim 64", "fixed"), ("head_dim 256", "all three")]
+)
 def test_right(name: str, form: str) -> None:
     check(PROBLEMS[name], random_inputs(PROBLEMS[name]), FORMS[form])
 
 
-@pytest.mark.parametrize(("name", "form", "where"), [("causal", "both", "head"), ("full", "fixed", "query")])
+@pytest.mark.parametrize(
+    ("name", "form", "where"), [("causal", "both", "head"), ("full", "fixed", "query"), ("packed", "all three", "query")]
+)
 def test_overflow_is_computed_again(name: str, form: str, where: str) -> None:
     p = PROBLEMS[name]
     inputs = random_inputs(p)
@@ -78,7 +86,7 @@ def test_judge_accepts(name: str, form: str) -> None:
 
 @pytest.mark.judge
 @pytest.mark.parametrize("where", ["head", "query", "all"])
-@pytest.mark.parametrize("form", ["fixed", "both"])
+@pytest.mark.parametrize("form", ["fixed", "both", "all three"])
 @pytest.mark.parametrize("name", OVERFLOWING)
 def test_judge_accepts_overflow(name: str, form: str, where: str) -> None:
     p = PROBLEMS[name]
@@ -142,9 +150,21 @@ def test_what_shared_loads_exclude() -> None:
         make_plan(p, CHIP, direction="forward", kv_multicast=3)
 
 
-def test_bits_do_not_depend_on_who_shares() -> None:
-    """Loads for two CTAs change no arithmetic."""
+def test_bits_do_not_depend_on_where_operands_lie() -> None:
+    """Loads for two CTAs change no arithmetic, nor does the place where O is staged."""
     p = PROBLEMS["head_dim 192 and 128"]
     inputs = random_inputs(p)
-    alone, together = (run(p, planned(p, CHIP, **form), inputs, checks="none")[0] for form in (FIXED, BOTH))
-    assert torch.equal(alone, together)
+    own_o = FIXED | {"o_in_ring": False, "tile_n": 128}
+    first, *others = (run(p, planned(p, CHIP, **form), inputs, checks="none")[0] for form in (own_o, BOTH, FORMS["all three"]))
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("name", ["causal", "head_dim 256"])
+def test_parts_of_the_keys_need_no_slot(name: str) -> None:
+    """They are written without TMA."""
+    p = replace(PROBLEMS[name], seqlen_k=600)
+    inputs = random_inputs(p)
+    plan = make_plan(p, CHIP, direction="forward", num_splits=2, pack_gqa=1, **LENT).plan
+    out, lse, result = run(p, plan, inputs)
+    assert result.ok, result
+    assert_right(p, plan, inputs, out, lse)

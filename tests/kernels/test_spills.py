@@ -77,6 +77,7 @@ LEFT = {
     ("H200", "varlen, causal", 0): 12,
     ("H200", "causal, few queries", 0): 4,
     ("H200", "heads packed, many queries", 0): 6,
+    ("H200", "head_dim 160", 0): 2,
     ("H200", "head_dim 192", 0): 2,
     # Bounds of windows, once a tile.
     ("H200", "window, left only", 0): 3,

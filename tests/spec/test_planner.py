@@ -171,7 +171,7 @@ def test_cpu_plans_what_the_gpu_does_not() -> None:
     [
         *[(512, 16, 128, 64), (1024, 16, 128, 32), (2048, 16, 128, 16), (4096, 16, 128, 16), (8192, 16, 128, 8), (16384, 16, 128, 4)],
         *[(32768, 8, 256, 2), (4096, 32, 64, 16), (16384, 32, 64, 8)],
-        *[(8192, 4, 128, 64), (8192, 1, 128, 0)],  # 8 KV heads of 8 query heads each; all K and V fit L2
+        *[(8192, 4, 128, 32), (8192, 1, 128, 32)],
     ],
 )
 def test_sections_of_heads_on_hopper(seqlen: int, heads_kv: int, head_dim: int, section: int) -> None:
@@ -323,7 +323,10 @@ def _long(seqlen: int, head_dim: int, mask: Mask, **other: object) -> Plan:
         (2048, 128, Causal(), False, 1, True),
         (8192, 128, Causal(), True, 2, True),
         (16384, 128, Causal(), True, 2, False),
-        (4096, 256, Full(), False, 1, False),
+        (1024, 256, Full(), False, 1, False),
+        (2048, 256, Full(), False, 2, False),
+        (4096, 256, Full(), True, 2, False),
+        (2048, 256, Causal(), False, 1, False),
         (16384, 256, Causal(), False, 2, False),
         (16384, 128, Window(1024, 0), False, 1, False),
     ],
@@ -332,6 +335,24 @@ def test_forms_for_long_sequences_on_hopper(seqlen: int, head_dim: int, mask: Ma
     """As measured (docs/findings.md)."""
     got = _long(seqlen, head_dim, mask)
     assert (got.fixed_max, got.kv_multicast, got.q_registers) == (fixed, together, q_registers)
+
+
+def test_maxima_stay_for_packed_sequences_too() -> None:
+    """Which no clusters share, since their short sequences would leave the second CTA without rows."""
+    got = _long(16384, 128, Causal(), varlen=True, total_q=1 << 16, total_k=1 << 16, batch=32)
+    assert (got.fixed_max, got.kv_multicast) == (True, 1)
+
+
+def test_places_of_tiles_to_compute_again_have_32_bits() -> None:
+    rows = {"varlen": True, "batch": 1, "heads": 64, "heads_kv": 64}
+    assert _long(16384, 64, Causal(), **rows, total_q=(1 << 25) - 1, total_k=1 << 25).fixed_max
+    assert not _long(16384, 64, Causal(), **rows, total_q=1 << 25, total_k=1 << 25).fixed_max
+
+
+@pytest.mark.parametrize(("head_dim", "head_dim_v", "lent"), [(64, 64, False), (128, 128, False), (192, 128, True), (256, 256, True)])
+def test_o_in_slots_of_v_where_memory_is_scarce(head_dim: int, head_dim_v: int, lent: bool) -> None:
+    got = _long(2048, head_dim, Causal(), head_dim_v=head_dim_v)
+    assert got.o_in_ring == lent and got.kv_stages >= 4
 
 
 @pytest.mark.parametrize(

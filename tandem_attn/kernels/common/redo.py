@@ -5,8 +5,9 @@ later blocks may be larger than 1; float32 sums and bfloat16 weights hold them u
 about that. Then a sum is beyond ``LARGEST_SUM``, or O is: the consumer links its rows into a list, and when the CTA (or cluster) has no
 other tile left, the producer loads those of the list again, which the consumers compute with running maxima.
 
-The list needs no memory of its own: its head lies in shared memory of the (first) CTA, and each link in the LSE of the first row, which is
-written again. A node is a tile and a consumer, counted through the cluster; one whose rows were right does not write again.
+The list needs no memory of its own: its head lies in shared memory of the (first) CTA, and each link in the LSE of the first row, which
+is written again. A node is a tile and a consumer, counted through the cluster (of packed sequences: where that LSE lies); one whose rows
+were right does not write again.
 """
 
 from triton.experimental import gluon
@@ -14,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import multicast, ptx, ptx_cluster
-from tandem_attn.kernels.common.scheduler import Coords
+from tandem_attn.kernels.common.scheduler import Coords, last_not_beyond
 from tandem_attn.kernels.common.signal import make_signal
 
 # ``Coords.valid`` of what the producer sends:
@@ -59,9 +60,12 @@ def writes(at, consumer):
 @gluon.jit
 def link(plan: gl.constexpr, args, redo, at, consumer):
     """Puts a consumer's rows of a tile into the list; every warp of the consumer calls it, behind a barrier that follows the tile's LSE."""
-    tile = (at.batch * args.heads + at.head) * args.blocks + at.m_block
-    node = tile * (plan.q_stages * plan.kv_multicast) + consumer
-    ptx_cluster.push(plan.kv_multicast, _here(plan, redo.head), node, _link_of(plan, args, at, consumer))
+    if plan.varlen:
+        node = _offset(plan, args, at, consumer).to(gl.int32)
+    else:
+        tile = (at.batch * args.heads + at.head) * args.blocks + at.m_block
+        node = tile * (plan.q_stages * plan.kv_multicast) + consumer
+    ptx_cluster.push(plan.kv_multicast, _here(plan, redo.head), node, args.lse + _offset(plan, args, at, consumer))
 
 
 @gluon.jit
@@ -106,6 +110,19 @@ def first(plan: gl.constexpr, redo, mail):
 @gluon.jit
 def tile_of(plan: gl.constexpr, args, node):
     """What to send for a node."""
+    if plan.varlen:
+        head = node // args.lse_stride
+        row = node - head * args.lse_stride
+        batch = last_not_beyond(args.cu_q, args.batch, row)
+        row -= gl.load(args.cu_q + batch)
+        m_block = row // (plan.rows_per_cta * plan.ctas)
+        return Coords(AGAIN + (row - m_block * (plan.rows_per_cta * plan.ctas)) // plan.tile_m, m_block, head, batch)
+    else:
+        return _dense_tile_of(plan, args, node)
+
+
+@gluon.jit
+def _dense_tile_of(plan: gl.constexpr, args, node):
     tile = node // (plan.q_stages * plan.kv_multicast)
     consumer = node - tile * (plan.q_stages * plan.kv_multicast)
     pair = tile // args.blocks
@@ -117,16 +134,19 @@ def tile_of(plan: gl.constexpr, args, node):
 def following(plan: gl.constexpr, args, at, mail):
     """The node behind that of ``at``, before its tile is computed again, and the mail behind it."""
     if plan.kv_multicast == 1:
-        return ptx_cluster.load_global(_link_of(plan, args, at, at.valid - AGAIN)), mail
+        return ptx_cluster.load_global(args.lse + _offset(plan, args, at, at.valid - AGAIN)), mail
     else:
         node = gl.to_tensor(NOTHING)
         if mail.rank == 0:
-            node = ptx_cluster.load_global(_link_of(plan, args, at, at.valid - AGAIN))
+            node = ptx_cluster.load_global(args.lse + _offset(plan, args, at, at.valid - AGAIN))
         return multicast.tell(node, multicast.pass_on(mail))  # the link is written over when the tile is computed
 
 
 @gluon.jit
-def _link_of(plan: gl.constexpr, args, at, consumer):
+def _offset(plan: gl.constexpr, args, at, consumer):
     """Where the LSE of the first row of a consumer's rows lies."""
     row = at.m_block * (plan.rows_per_cta * plan.ctas) + consumer * plan.tile_m
-    return args.lse + (at.batch.to(gl.int64) * args.heads + at.head) * args.lse_stride + row
+    if plan.varlen:
+        return at.head.to(gl.int64) * args.lse_stride + gl.load(args.cu_q + at.batch) + row
+    else:
+        return (at.batch.to(gl.int64) * args.heads + at.head) * args.lse_stride + row

@@ -59,7 +59,7 @@ def coords_of(plan: gl.constexpr, args, tile, num_tiles):
         tile = tile // args.parts[2]
     heads = head_groups(plan, args)
     if plan.varlen:
-        rank = _rank(args, tile)
+        rank = last_not_beyond(args.starts, args.batch, tile)
         batch = gl.load(args.order + rank)
         blocks = gl.cdiv(gl.load(args.cu_q + batch + 1) - gl.load(args.cu_q + batch), plan.queries_per_tile)
         within = _dense_coords(tile - gl.load(args.starts + rank), gl.maximum(blocks, 1), heads, 1, args.section, not is_naive(plan))
@@ -70,13 +70,13 @@ def coords_of(plan: gl.constexpr, args, tile, num_tiles):
 
 
 @gluon.jit
-def _rank(args, tile):
-    """The sequence, by its place in the order, that holds the tile: the last whose first tile is not beyond it."""
+def last_not_beyond(starts, count, place):
+    """Which of ``count`` ranges, one behind the other, holds ``place``: the last whose start is not beyond it (empty ones hold nothing)."""
     low = gl.to_tensor(0)
-    high = args.batch
+    high = count
     while high - low > 1:
         middle = (low + high) // 2
-        beyond = gl.load(args.starts + middle) > tile
+        beyond = gl.load(starts + middle) > place
         low = gl.where(beyond, low, middle)
         high = gl.where(beyond, middle, high)
     return low

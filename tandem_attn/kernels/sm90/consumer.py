@@ -10,6 +10,7 @@ from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.sm90 import turns
 from tandem_attn.kernels.sm90.block import State, block, first_block, s_layout, values_mma, values_wait
 from tandem_attn.kernels.sm90.finish import finish, finish_part
+from tandem_attn.kernels.sm90.staging import await_store, borrow, is_lent, o_tile
 from tandem_attn.kernels.sm90.visits import loops, own_blocks, skip_before, skipped_slot, skips_blocks
 
 
@@ -18,14 +19,21 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, again, index: gl.cons
     """Computes the query rows of one warpgroup, tile after tile."""
     rank = multicast.join(plan)
     q_in = q.lane(index).receiver()
-    o_slot = o.slots.index(index)
-    o_tail = o.tails.index(index)
+    if not is_lent(plan):
+        o_slot = o.slots.index(index)
+        o_tail = o.tails.index(index)
     turns.open_turns(plan, index)
     at, tiles_in = receive_tile(tiles.receiver())
     while at.valid != 0:
         work = work_at(plan, args, at)
         row = work.row + rank * plan.rows_per_cta + index * plan.tile_m
         state, kv_in = _attend(plan, args, at, work, row, q_in, kv_in, index)
+        if is_lent(plan):
+            lent, kv_in = borrow(plan, kv_in, index)
+            o_slot = o_tile(plan, lent.slot(), plan.head_dim_v_chunks[0], index)
+            o_tail = o_slot
+            if len(plan.head_dim_v_chunks) > 1:
+                o_tail = o_tile(plan, lent.tail(), plan.head_dim_v_chunks[1], index)
         if plan.num_splits > 1:
             finish_part(plan, args, work, row, state)
         elif plan.fixed_max:
@@ -33,10 +41,9 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, again, index: gl.cons
                 finish(plan, args, at, rank, work, row, state, o_slot, o_tail, again, index)
         else:
             finish(plan, args, at, rank, work, row, state, o_slot, o_tail, again, index)
-        if plan.o_over_q:
-            tma.store_wait(0)
-            gl.barrier()
-            q_in.release()
+        if is_lent(plan):
+            await_store()
+            lent.release()
         q_in = q_in.next()
         at, tiles_in = receive_tile(tiles_in)
         if plan.fixed_max:
@@ -82,7 +89,7 @@ def _attend(plan: gl.constexpr, args, at, work, row, q_in, kv_in, index: gl.cons
             for _ in range(visit.start, ends.left_stop):
                 state, kv_in = block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
                 n_block -= 1
-    if not plan.q_registers and not plan.o_over_q:
+    if not plan.q_registers:
         q_in.release()
     v = kv_in.v
     v.wait()

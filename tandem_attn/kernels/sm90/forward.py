@@ -38,8 +38,8 @@ def forward(
     consumers: gl.constexpr = plan.q_stages
     ctas: gl.constexpr = plan.kv_multicast
     q = make_channel(make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_chunks), consumers, 1, plain, ctas)
-    if plan.o_over_q:
-        o = q.buffers
+    if plan.o_in_ring:
+        o = q.buffers  # not used: see ``staging``
     else:
         o = make_buffers(dtype, consumers, plan.tile_m, plan.head_dim_v_chunks)
     if plan.shared_kv_ring:

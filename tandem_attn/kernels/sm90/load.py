@@ -6,6 +6,7 @@ from triton.experimental.gluon import language as gl
 from tandem_attn.kernels.common import multicast, packing, paging, redo
 from tandem_attn.kernels.common.arguments import work_at
 from tandem_attn.kernels.common.scheduler import Coords, coords_of, send_tile, tile_count
+from tandem_attn.kernels.sm90.staging import is_lent, lend
 
 
 @gluon.jit
@@ -63,7 +64,10 @@ def _load(plan: gl.constexpr, args, work, rank, q_out, kv_out):
         kv_out = kv_out.after_k(_load_k(plan, args, seq, head_kv, before, rank, kv_out.k))
         kv_out = kv_out.after_v(_load_v(plan, args, seq, head_kv, key, rank, kv_out.v))
         key = before
-    return q_out, kv_out.after_v(_load_v(plan, args, seq, head_kv, key, rank, kv_out.v))
+    kv_out = kv_out.after_v(_load_v(plan, args, seq, head_kv, key, rank, kv_out.v))
+    if is_lent(plan):
+        kv_out = kv_out.after_v(lend(plan, kv_out.v))
+    return q_out, kv_out
 
 
 @gluon.jit
