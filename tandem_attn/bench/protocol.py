@@ -11,18 +11,19 @@ from typing import Any
 import torch
 
 Run = Callable[[], Any]
-ROUNDS = 4
-ROUND_MS = 20.0  # of one function in one round: long enough to reach the power-limited clock
+ROUNDS = 3
+ROUND_MS = 100.0  # of one function in one round
+SETTLE_MS = 120.0  # before them: on an H200 a clock set by power follows a change of the load for 60 to 100 ms (h200_settle_2026-11-30)
 MATMUL = 8192  # rows and columns of the product that attention's rate is compared with
 
 
 def milliseconds(
-    functions: Mapping[str, Run], rounds: int = ROUNDS, round_ms: float = ROUND_MS, device: str = "cuda"
+    functions: Mapping[str, Run], rounds: int = ROUNDS, round_ms: float = ROUND_MS, device: str = "cuda", settle_ms: float = SETTLE_MS
 ) -> dict[str, list[float]]:
     """Milliseconds a call in each round, in an order drawn anew each time.
 
-    A GPU's clock follows the power of the last tens of milliseconds: whoever runs after a function of low power would profit. So there each
-    function runs untimed for two thirds of a round first.
+    A GPU's clock follows the power of the last tenth of a second: whoever runs after a function of low power would profit by up to 13 %. So
+    there each function runs untimed for ``settle_ms`` first, and is timed at the clock that its own power allows.
     """
     on_gpu = device == "cuda"
     once, fewest = (_on_gpu, 2) if on_gpu else (_on_cpu, 1)
@@ -31,7 +32,7 @@ def milliseconds(
     order = random.Random()
     for _ in range(rounds):
         for name in order.sample(list(functions), len(functions)):
-            for _ in range(2 * repeats[name] // 3 if on_gpu else 0):
+            for _ in range(round(repeats[name] * settle_ms / round_ms) if on_gpu else 0):
                 functions[name]()
             times[name].append(once(functions[name], repeats[name]))
     return times

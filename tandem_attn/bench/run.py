@@ -33,7 +33,7 @@ class Settings:
         device: "cuda" or "cpu".
         backend: what ``tandem`` stands for, a name of ``tandem_attn.backends()``.
         peers: names of ``peers.PEERS``.
-        rounds, round_ms: see ``protocol.milliseconds``.
+        rounds, round_ms, settle_ms: see ``protocol.milliseconds``.
         seed: of the random tensors.
     """
 
@@ -42,6 +42,7 @@ class Settings:
     peers: tuple[str, ...]
     rounds: int = protocol.ROUNDS
     round_ms: float = protocol.ROUND_MS
+    settle_ms: float = protocol.SETTLE_MS
     seed: int = 0
 
 
@@ -109,7 +110,7 @@ def _cell(case: Case, settings: Settings, results: Results, spent: dict[str, flo
     if settings.device == "cuda" and case.kind != DECODE:
         candidates[MATMUL] = protocol.matmul()
     began = time.monotonic()
-    times = protocol.milliseconds(candidates, settings.rounds, settings.round_ms, settings.device)
+    times = protocol.milliseconds(candidates, settings.rounds, settings.round_ms, settings.device, settings.settle_ms)
     return _as_cell(case, times, errors, failed, telemetry.since(began))
 
 

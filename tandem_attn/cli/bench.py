@@ -52,6 +52,13 @@ class DimsType(click.ParamType):
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to measure.  [default: cuda where there is one]")
 @click.option("--rounds", type=click.IntRange(1), default=protocol.ROUNDS, show_default=True, help="Interleaved rounds; medians count.")
 @click.option("--round-ms", type=float, default=protocol.ROUND_MS, show_default=True, help="Milliseconds of each in a round.")
+@click.option(
+    "--settle-ms",
+    type=float,
+    default=protocol.SETTLE_MS,
+    show_default=True,
+    help="Before that, untimed, on a GPU: until the clock is its own.",
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for the results as JSON, written after every case.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="File for a plot (png, svg, pdf); needs tandem-attn[plot].")
 @click.option("--show", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Measure nothing: show a results file.")
@@ -68,6 +75,7 @@ def bench(
     device: str | None,
     rounds: int,
     round_ms: float,
+    settle_ms: float,
     out: Path | None,
     plot: Path | None,
     show: Path | None,
@@ -89,7 +97,7 @@ def bench(
         _finish(json.loads(show.read_text()), plot, as_json)
         return
     where = _device(device)
-    settings = run.Settings(where, _backend(backend, where), _peers(peer_names, where), rounds, round_ms)
+    settings = run.Settings(where, _backend(backend, where), _peers(peer_names, where), rounds, round_ms, settle_ms)
     chosen = _cases(names or _DEFAULTS[where], dims, seqlen, mask, direction)
     results = run.start(settings)
     console = Console(stderr=as_json, highlight=False)

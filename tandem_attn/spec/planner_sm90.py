@@ -130,11 +130,11 @@ def _turns_pay(problem: Problem, consumers: int) -> bool:
 # Shortest lengths from which a form was the faster one, by mask and by the larger head dimension: measured on an H200 (docs/findings.md).
 _FIXED_MAX_FROM = {
     "causal": {64: 2048, 128: 4096, 192: 1024},
-    "full": {64: 2048, 128: 1024, 192: 1024, 256: 4096},
+    "full": {64: 2048, 128: 1024, 192: 1024, 256: 2048},
 }
 _MULTICAST_FROM = {
     "causal": {64: 4096, 128: 4096, 192: 8192, 256: 4096},
-    "full": {64: 4096, 128: 16384, 192: 16384, 256: 2048},
+    "full": {64: 4096, 128: 16384, 192: 8192, 256: 2048},
 }
 _Q_IN_SHARED_FROM = 16384  # at head_dim 128 with fixed maxima
 _NEVER = 1 << 62
