@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import zlib
 from typing import Any
@@ -17,7 +18,17 @@ UNSUPPORTED = pytest.StashKey[dict[str, int]]()  # "backend: reason" -> cells
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--share", type=int, default=1, help="of each slow emulated test, run one case in so many (1: all of them)")
+    parser.addoption(
+        "--share", type=_share, default="1", help="of each slow emulated test, run one case in so many: 6, the first of 6 parts, or 2/6"
+    )
+
+
+def _share(text: str) -> tuple[int, int]:
+    part, slash, parts = text.rpartition("/")
+    number, of = int(part) if slash else 1, int(parts)
+    if not 1 <= number <= of:
+        raise argparse.ArgumentTypeError(f"--share must be N, or K/N with 1 <= K <= N, got {text}")
+    return number, of
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,8 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
-def _beyond_share(items: list[pytest.Item], share: int) -> set[pytest.Item]:
-    """Cases of emulated kernels that ``--share`` leaves out: the same ones each time, and of every test function some stay.
+def _beyond_share(items: list[pytest.Item], share: tuple[int, int]) -> set[pytest.Item]:
+    """Cases of emulated kernels that ``--share`` leaves out: the same ones each time; in the first part of every test function some stay.
 
     Kernels of our own take seconds each to compile and to execute; all of them take hours.
     """
@@ -66,7 +77,8 @@ def _beyond_share(items: list[pytest.Item], share: int) -> set[pytest.Item]:
     left_out: set[pytest.Item] = set()
     for cases in functions.values():
         ranked = sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))
-        left_out |= set(ranked[-(-len(ranked) // share) :])
+        number, size = share[0], -(-len(ranked) // share[1])
+        left_out |= set(ranked) - set(ranked[(number - 1) * size : number * size])
     return left_out
 
 
