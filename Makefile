@@ -45,7 +45,7 @@ unit: $(VENV)/.test $(VENV)/.demo
 	$(BIN)/pytest -n 2 -m "not judge"
 
 judge: $(VENV)/.test
-	$(BIN)/pytest -n 2 -m judge --share 6
+	$(BIN)/pytest -n 2 -m judge --share 10
 
 matrix: $(VENV)/.test
 	$(BIN)/pytest -n 2 -m judge

@@ -68,7 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _beyond_share(items: list[pytest.Item], share: tuple[int, int]) -> set[pytest.Item]:
     """Cases of emulated kernels that ``--share`` leaves out: the same ones each time; in the first part of every test function some stay.
 
-    Kernels of our own take seconds each to compile and to execute; all of them take hours.
+    Kernels of our own take seconds each to compile and to execute; all of them take hours. Of a test with ``judge(each="a parameter")`` the
+    first part has one case for each value of that parameter.
     """
     functions: dict[str, list[pytest.Item]] = collections.defaultdict(list)
     for item in items:
@@ -77,9 +78,20 @@ def _beyond_share(items: list[pytest.Item], share: tuple[int, int]) -> set[pytes
     left_out: set[pytest.Item] = set()
     for cases in functions.values():
         ranked = sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))
-        number, size = share[0], -(-len(ranked) // share[1])
-        left_out |= set(ranked) - set(ranked[(number - 1) * size : number * size])
+        left_out |= set(ranked) - set(_part(ranked, *share))
     return left_out
+
+
+def _part(ranked: list[pytest.Item], number: int, parts: int) -> list[pytest.Item]:
+    """The part with this number, from 1 on, of one test function's cases."""
+    marker = ranked[0].get_closest_marker("judge")
+    each = marker.kwargs.get("each") if marker else None
+    if parts > 1 and each:
+        firsts = {str(item.callspec.params[each]): item for item in reversed(ranked)}.values()  # type: ignore[attr-defined]
+        rest = [item for item in ranked if item not in firsts]
+        return list(firsts) if number == 1 else rest[number - 2 :: parts - 1]
+    size = -(-len(ranked) // parts)
+    return ranked[(number - 1) * size : number * size]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -33,7 +33,7 @@ def test_right(name: str) -> None:
     _check(PROBLEMS[name], planned(PROBLEMS[name]))
 
 
-@pytest.mark.judge
+@pytest.mark.judge(each="name")
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_right_and_clean(name: str) -> None:
     p = PROBLEMS[name]
@@ -50,7 +50,7 @@ def test_clean_in_every_order(name: str, order: str, seed: int) -> None:
     _check(p, planned(p), checks=STRICT, schedule=order, seed=seed, clusters=2, resident_ctas=2)
 
 
-@pytest.mark.judge
+@pytest.mark.judge(each="launch")
 @pytest.mark.parametrize("kind", [ScheduleKind.NAIVE, ScheduleKind.LPT])
 @pytest.mark.parametrize("launch", list(Launch))
 def test_schedules(launch: Launch, kind: ScheduleKind) -> None:
@@ -58,7 +58,7 @@ def test_schedules(launch: Launch, kind: ScheduleKind) -> None:
     _check(p, planned(p, schedule=Schedule(kind, launch, 2)), checks="all", schedule="random", seed=3, resident_ctas=2)
 
 
-@pytest.mark.judge
+@pytest.mark.judge(each="launch")
 @pytest.mark.parametrize("launch", list(Launch))
 def test_schedules_of_pairs(launch: Launch) -> None:
     p = problem(600, 300, heads=3)
@@ -66,14 +66,14 @@ def test_schedules_of_pairs(launch: Launch) -> None:
     _check(p, planned(p, cta_group=2, schedule=schedule), checks=STRICT, schedule="random", seed=4, clusters=2, resident_ctas=4)
 
 
-@pytest.mark.judge
+@pytest.mark.judge(each="launch")
 @pytest.mark.parametrize("launch", [Launch.STATIC, Launch.DYNAMIC, Launch.CLC])
 def test_schedules_of_packed_sequences_in_pairs(launch: Launch) -> None:
     p = packed(Causal())
     _check(p, planned(p, cta_group=2, schedule=Schedule(ScheduleKind.LPT, launch)), checks="all", clusters=1, resident_ctas=2)
 
 
-@pytest.mark.judge
+@pytest.mark.judge(each="launch")
 @pytest.mark.parametrize("launch", [Launch.STATIC, Launch.DYNAMIC, Launch.CLC])
 def test_schedules_of_packed_sequences(launch: Launch) -> None:
     p = packed(Causal())
@@ -101,11 +101,20 @@ TECHNIQUES: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.judge
-@pytest.mark.parametrize("cta_group", [1, 2])
+@pytest.mark.judge(each="name")
 @pytest.mark.parametrize("name", TECHNIQUES)
-def test_techniques(name: str, cta_group: int) -> None:
+def test_techniques(name: str) -> None:
     """Each technique on and off; logits are spread so that maxima grow in some blocks and not in others."""
+    _check_technique(name, 1)
+
+
+@pytest.mark.judge(each="name")
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_techniques_of_pairs(name: str) -> None:
+    _check_technique(name, 2)
+
+
+def _check_technique(name: str, cta_group: int) -> None:
     p = problem(300, 420, mask=Causal())
     plan = planned(p, **{"cta_group": cta_group, "schedule": STATIC, **TECHNIQUES[name]})
     inputs = random_inputs(p, spread=4.0)
@@ -114,7 +123,7 @@ def test_techniques(name: str, cta_group: int) -> None:
     assert_right(p, plan, inputs, out, lse)
 
 
-@pytest.mark.judge
+@pytest.mark.judge(each="cta_group")
 @pytest.mark.parametrize("cta_group", [1, 2])
 def test_gluons_own_synchronisation(cta_group: int) -> None:
     p = problem(300, 420, mask=Causal())
