@@ -49,26 +49,11 @@ _CAUSAL = (
     "float16",
     "head_dim 104",
 )
-# By chip, problem and CTAs of a tile, in the whole kernel. On Blackwell all but one lie outside the loops over key blocks.
+# By chip, problem and CTAs of a tile, in the whole kernel.
 LEFT = {
-    # The descriptor of global memory, which several roles use, or numbers that they share, evicted to the stack between the dispatch of
-    # roles and their use: where ptxas has no uniform registers left beside the operands of all products.
-    ("B200", "window", 1): 3,
-    ("B200", "window, none seen", 1): 3,
-    **{("B200", name, pair): 3 for pair in (1, 2) for name in ("window, left only", "windows of two alignments", "one window or another")},
-    ("B200", "many windows", 1): 4,
-    ("B200", "head_dim 128 and 96", 1): 3,
-    ("B200", "seqused", 1): 8,
-    ("B200", "seqused, causal", 1): 8,
-    ("B200", "seqused, causal", 2): 8,
-    ("B200", "heads packed, many queries", 2): 3,
-    ("B200", "heads packed, head_dim 192 and 128", 1): 3,
-    ("B200", "heads packed, head_dim 192 and 128", 2): 3,
+    # A part of the keys has numbers of its own, once a tile.
     ("B200", "splits, more than blocks", 1): 12,
     ("B200", "splits, more than blocks", 2): 6,
-    ("B200", "pages of 16, head_dim 96", 1): 16,
-    ("B200", "8 bits: pair, softcap, sink", 2): 6,
-    ("B200", "8 bits: pair, softcap, sink", 1): 4,
     # Correction, which has 88 registers where one query tile is worked on, reloads 12 values a block; with more, softmax does.
     ("B200", "heads packed, masks", 1): 14,
     ("B200", "heads packed, masks", 2): 14,
