@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,3 +137,19 @@ def test_collection_pauses(enabled: bool) -> None:
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+@pytest.mark.parametrize(("chip", "passed"), [("H200", True), ("B200", False)])
+def test_option_that_costs_spills(chip: str, passed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton passes it for every chip; on Blackwell ours go without."""
+    commands: list[list[str]] = []
+    run = subprocess.run
+
+    def noted(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        return run(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", noted)
+    kernels.build(emulation.planned(emulation.PROBLEMS["full"], chip))
+    (ptxas,) = [command for command in commands if any(each.startswith("--gpu-name") for each in command)]
+    assert (translate.REG_ALLOC in ptxas) == passed
