@@ -54,6 +54,8 @@ LEFT = {
     # A part of the keys has numbers of its own, once a tile.
     ("B200", "splits, more than blocks", 1): 12,
     ("B200", "splits, more than blocks", 2): 6,
+    # A number that each role reads again in each block.
+    ("B200", "alibi, causal, softcap, sink", 2): 6,
     # Correction, which has 88 registers where one query tile is worked on, reloads 12 values a block; with more, softmax does.
     ("B200", "heads packed, masks", 1): 14,
     ("B200", "heads packed, masks", 2): 14,
