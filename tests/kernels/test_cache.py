@@ -208,7 +208,7 @@ def test_compiles_what_triton_does(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ours = kernels.build(SMALL)
     assert not place.exists()
 
-    def theirs(source: Any, capability: int, options: dict[str, Any], _: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def theirs(source: Any, capability: int, options: dict[str, Any], *_: Any, **__: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         target = triton.backends.compiler.GPUTarget("cuda", capability, 32)
         out = triton.compile(source, target=target, options=options)
         return out.asm, out.metadata._asdict()
