@@ -13,7 +13,7 @@ import torch
 Run = Callable[[], Any]
 ROUNDS = 3
 ROUND_MS = 100.0  # of one function in one round
-SETTLE_MS = 120.0  # before them: on an H200 a clock set by power follows a change of the load for 60 to 100 ms (h200_settle_2026-11-30)
+SETTLE_MS = 120.0  # before them: on an H200 a clock set by power follows a change of the load after 40 to 100 ms (h200_settle_2026-11-30)
 MATMUL = 8192  # rows and columns of the product that attention's rate is compared with
 
 
@@ -22,7 +22,7 @@ def milliseconds(
 ) -> dict[str, list[float]]:
     """Milliseconds a call in each round, in an order drawn anew each time.
 
-    A GPU's clock follows the power of the last tenth of a second: whoever runs after a function of low power would profit by up to 13 %. So
+    A GPU's clock follows the power of the last tenth of a second: whoever runs after a function of low power would profit by up to 8 %. So
     there each function runs untimed for ``settle_ms`` first, and is timed at the clock that its own power allows.
     """
     on_gpu = device == "cuda"

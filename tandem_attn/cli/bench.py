@@ -51,10 +51,16 @@ class DimsType(click.ParamType):
 @click.option("--backend", type=click.Choice(NAMES), help="What tandem stands for.  [default: tandem where it runs, else auto]")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to measure.  [default: cuda where there is one]")
 @click.option("--rounds", type=click.IntRange(1), default=protocol.ROUNDS, show_default=True, help="Interleaved rounds; medians count.")
-@click.option("--round-ms", type=float, default=protocol.ROUND_MS, show_default=True, help="Milliseconds of each in a round.")
+@click.option(
+    "--round-ms",
+    type=click.FloatRange(0, min_open=True),
+    default=protocol.ROUND_MS,
+    show_default=True,
+    help="Milliseconds of each in a round.",
+)
 @click.option(
     "--settle-ms",
-    type=float,
+    type=click.FloatRange(0),
     default=protocol.SETTLE_MS,
     show_default=True,
     help="Before that, untimed, on a GPU: until the clock is its own.",
