@@ -124,8 +124,7 @@ def build(plan: Plan, *, plain: bool = False, consan: bool = False) -> Kernel:
     options: dict[str, Any] = {"num_warps": WARPGROUP, "num_ctas": plan.cta_group, "maxnreg": entry_registers(plan)}
     options |= {"enable_fp_fusion": True} | ({"instrumentation_mode": "consan"} if consan else {})
     needless = () if plain or consan else needless_passes(plan)
-    reg_alloc = consan or not get_arch(plan.arch).tmem_columns  # Hopper's kernels are measured with it
-    return _kernel(plan, *translated(source, _capability(plan.arch), options, needless, reg_alloc=reg_alloc), types.values())
+    return _kernel(plan, *translated(source, _capability(plan.arch), options, needless, reg_alloc=consan), types.values())
 
 
 def needless_passes(plan: Plan) -> tuple[str, ...]:

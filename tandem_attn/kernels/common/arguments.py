@@ -84,6 +84,16 @@ def work_at(plan: gl.constexpr, args, at):
     return Work(at.head, row, seq, visit, at.valid - 1)
 
 
+@gluon.jit
+def lse_offset(plan: gl.constexpr, args, batch, heads):
+    """How far from the LSE's start the rows of a head lie, or of each row's head; those of a packed batch begin with the first sequence.
+
+    Both factors are unsigned: a sign would be an operand of its own, which LLVM takes from before the dispatch of roles."""
+    if not plan.varlen:
+        heads = batch * args.heads + heads
+    return heads.to(gl.uint32).to(gl.int64) * args.lse_stride.to(gl.uint32).to(gl.int64)
+
+
 @gluon.constexpr_function
 def has_bias(plan):
     """Whether logits are complete before the maxima, and not scaled within the exponent."""

@@ -13,6 +13,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.core import _aggregate as aggregate
 
+from tandem_attn.kernels.common import ptx
+
 END = gl.constexpr(1 << 30)
 
 
@@ -38,8 +40,8 @@ def sequence(plan: gl.constexpr, args, batch):
     """Start and rows in use of sequence ``batch``."""
     q_start = gl.to_tensor(0)
     k_start = gl.to_tensor(0)
-    used_q = args.seqlen_q
-    used_k = args.seqlen_k
+    used_q = ptx.pinned(args.seqlen_q)
+    used_k = ptx.pinned(args.seqlen_k)
     if plan.varlen:
         q_start = gl.load(args.cu_q + batch)
         k_start = gl.load(args.cu_k + batch)

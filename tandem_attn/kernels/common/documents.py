@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import predicates
+from tandem_attn.kernels.common import predicates, ptx
 
 NONE = gl.constexpr(1 << 29)  # an empty range starts here and ends at its negative: hulls and intersections need no cases
 FIELDS = gl.constexpr(4)  # numbers a tile
@@ -97,6 +97,7 @@ def compared(seen: gl.constexpr, site, row, n_start, seqlen_k):
     """Ids of queries ``row``, the pointer to those of the keys from ``n_start`` on, and how many keys there have one."""
     of_queries: gl.constexpr = seen.args[0]
     of_keys: gl.constexpr = seen.args[1]
+    row = ptx.pinned(row)  # else whether rows have an id is kept from block to block, on the stack
     ids = predicates.evaluate(of_queries, site, row, row)
     keys = site.data[of_keys.at] + site.batch.to(gl.int64) * site.data[of_keys.at + 3] + n_start
     stop = gl.minimum(seqlen_k, site.data[of_keys.at + 2])

@@ -213,7 +213,13 @@ def warp_row(row):
 def pinned(x):
     """x (int32), not computed before this point: LLVM otherwise moves what depends on it above the dispatch of roles, where it lives
     through all of them."""
-    return gl.inline_asm("mov.b32 $0, $1;", "=r,r", [x], x.type)
+    return gl.inline_asm(_pinned, ("=&r", "r"), [x], x.type)
+
+
+@gluon.constexpr_function
+def _pinned(outputs, inputs):
+    (new,), (old,) = outputs, inputs
+    return "\n".join(f"mov.b32 {to}, {value};" for to, value in zip(new, old, strict=True))
 
 
 @gluon.jit

@@ -80,7 +80,7 @@ def _push(ctas):
     lines = ["{ .reg .pred one; .reg .b32 thread, before, at;", "mov.u32 thread, %tid.x;", "and.b32 thread, thread, 127;"]
     lines += ["setp.eq.u32 one, thread, 0;", "mov.u32 at, $0;" if ctas == 1 else "mapa.shared::cluster.u32 at, $0, 0;"]
     space = "cta.shared::cta" if ctas == 1 else "cluster.shared::cluster"
-    lines += [f"@one atom.relaxed.{space}.exch.b32 before, [at], $1;", "@one st.global.b32 [$2], before;", "}"]
+    lines += ["mov.b32 before, 0;", f"@one atom.relaxed.{space}.exch.b32 before, [at], $1;", "@one st.global.b32 [$2], before;", "}"]
     return "\n".join(lines)
 
 
@@ -144,7 +144,7 @@ def _take_for_pair():
     counter, tiles, clusters, slot, barrier = (f"${i}" for i in range(5))
     lines = ["{ .reg .pred one, last; .reg .b32 rank, number, left, at, done;", "elect.sync _|one, 0xffffffff;"]
     lines += ["mov.u32 rank, %cluster_ctarank;", "setp.eq.and.u32 one, rank, 0, one;"]
-    lines += [f"@one atom.relaxed.gpu.global.add.u32 number, [{counter}], 1;", f"sub.u32 left, {tiles}, 1;"]
+    lines += ["mov.b32 number, 0;", f"@one atom.relaxed.gpu.global.add.u32 number, [{counter}], 1;", f"sub.u32 left, {tiles}, 1;"]
     lines += ["setp.eq.and.u32 last, number, left, one;", f"@last st.relaxed.gpu.global.u32 [{counter}], 0;"]
     lines += [f"add.u32 number, number, {clusters};"]
     return "\n".join([*lines, *_to_both("number", slot, barrier), "}"])

@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import multicast, ptx, ptx_cluster
+from tandem_attn.kernels.common.arguments import lse_offset
 from tandem_attn.kernels.common.scheduler import Coords, last_not_beyond
 from tandem_attn.kernels.common.signal import make_signal
 
@@ -147,6 +148,5 @@ def _offset(plan: gl.constexpr, args, at, consumer):
     """Where the LSE of the first row of a consumer's rows lies."""
     row = at.m_block * (plan.rows_per_cta * plan.ctas) + consumer * plan.tile_m
     if plan.varlen:
-        return at.head.to(gl.int64) * args.lse_stride + gl.load(args.cu_q + at.batch) + row
-    else:
-        return (at.batch.to(gl.int64) * args.heads + at.head) * args.lse_stride + row
+        row += gl.load(args.cu_q + at.batch)
+    return lse_offset(plan, args, at.batch, at.head) + row

@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import packing, ptx, splits
+from tandem_attn.kernels.common import masks, packing, ptx, splits
 from tandem_attn.kernels.common.arguments import exp2_of, is_natural, work_at
 from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.common.signal import Signal
@@ -15,8 +15,13 @@ from tandem_attn.kernels.sm100.memory import by_turns
 from tandem_attn.kernels.sm100.softmax import part_rows, place_of, row_layout, tile_type
 from tandem_attn.kernels.sm100.visits import apart, stride, turn, visit_of, visit_of_all
 
-RESCALE_COLUMNS = gl.constexpr(32)  # of O held in registers at a time
 STORE_COLUMNS = gl.constexpr(16)
+
+
+@gluon.constexpr_function
+def rescale_columns(plan):
+    """Columns of O held in registers at a time: fewer where the role has 88 registers and bounds of blocks that come from memory."""
+    return 16 if by_turns(plan) and masks.reads_data(masks.parse(plan.mask)) else 32
 
 
 @aggregate
@@ -96,7 +101,7 @@ def _rescale(plan: gl.constexpr, tmem, index: gl.constexpr, tile, output, lane_r
 def _scale_row(plan):
     """O of one row a thread times alpha; skipped without O, and, if the plan allows, by a warp whose rows all have alpha = 1."""
     o, alpha, has_o = "$0", "$1", "$2"
-    width = RESCALE_COLUMNS.value
+    width = rescale_columns(plan)
     lines = [f"{{ .reg .pred skip, same; .reg .b64 factor, x; .reg .b32 r<{width}>;", f"setp.eq.s32 skip, {has_o}, 0;"]
     if plan.rescale_rows:
         lines += [f"setp.eq.f32 same, {alpha}, 0f3F800000;", "vote.sync.all.pred same, same, 0xffffffff;", "or.pred skip, skip, same;"]

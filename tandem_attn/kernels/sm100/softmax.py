@@ -10,7 +10,7 @@ from triton.language.core import _aggregate as aggregate
 
 from tandem_attn.kernels.common import bias, descale, masks, packing, predicates, ptx, row_masks, splits
 from tandem_attn.kernels.common import softmax as online
-from tandem_attn.kernels.common.arguments import exp2_of, has_bias, is_natural, natural_lse, unit, with_sink, work_at
+from tandem_attn.kernels.common.arguments import exp2_of, has_bias, is_natural, lse_offset, natural_lse, unit, with_sink, work_at
 from tandem_attn.kernels.common.channel import cluster_split
 from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.sm100 import memory, twins
@@ -208,11 +208,10 @@ def _finish(plan: gl.constexpr, args, work, place, lane_row, state, tile):
     used = queries < work.seq.q.used  # row_sum is 0 for a row without keys, and NaN where an input was
     lse = gl.where(used & (row_sum != 0), natural_lse(plan, row_max, row_sum), float("-inf"))
     tile = tile.send(gl.where(used & (row_sum != 0), _factor(plan, args, work, share / row_sum), 0.0), lane_row)
+    first = args.lse + lse_offset(plan, args, work.seq.batch, heads)
     if plan.varlen:
-        first = args.lse + heads.to(gl.int64) * args.lse_stride + work.seq.q.start
-        gl.store(first + queries, lse, mask=packing.holds_query(plan, place.rows, used))
+        gl.store(first + work.seq.q.start + queries, lse, mask=packing.holds_query(plan, place.rows, used))
     else:
-        first = args.lse + (work.seq.batch.to(gl.int64) * args.heads + heads) * args.lse_stride
         gl.store(first + queries, lse, mask=packing.holds_query(plan, place.rows, queries < args.seqlen_q))
     return tile
 

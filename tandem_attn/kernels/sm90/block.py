@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.language.core import _aggregate as aggregate
 
-from tandem_attn.kernels.common import bias, masks, packing, predicates, softmax
+from tandem_attn.kernels.common import bias, masks, packing, predicates, ptx, softmax
 from tandem_attn.kernels.common.arguments import exp2_of, has_bias, is_natural, unit
 from tandem_attn.kernels.sm90 import turns
 
@@ -39,7 +39,14 @@ def p_layout(plan):
 
 
 @gluon.jit
-def first_block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, n_block, index: gl.constexpr):
+def rows_from(plan: gl.constexpr, row):
+    """The rows of a consumer whose first one is ``row``, two a thread. Made anew where they are asked for: what LLVM computes of a thread's
+    number before the dispatch of roles lives through all of them, on the stack."""
+    return row + ptx.pinned(gl.arange(0, plan.tile_m, layout=gl.SliceLayout(1, s_layout(plan))))
+
+
+@gluon.jit
+def first_block(plan: gl.constexpr, args, work, rows, q_a, q_b, kv_in, n_block, index: gl.constexpr):
     """The last key block: there is no P V to overlap with yet."""
     k = kv_in.k
     k.wait()
@@ -48,7 +55,7 @@ def first_block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, n_block, i
     turns.pass_on(plan, index)
     s = warpgroup_mma_wait(0, deps=(s_mma,))
     k.release()
-    s = _logits(plan, args, work, s, row, n_block, True)
+    s = _logits(plan, args, work, s, rows, n_block, True)
     row_max = _tile_max(plan, args, s)
     p = _weights(plan, args, s, softmax.finite_or_zero(row_max))
     acc = gl.full([plan.tile_m, plan.head_dim_v_chunks[0]], 0.0, gl.float32, o_layout(plan.head_dim_v_chunks[0]))
@@ -59,7 +66,7 @@ def first_block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, n_block, i
 
 
 @gluon.jit
-def block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block, masked: gl.constexpr, index: gl.constexpr):
+def block(plan: gl.constexpr, args, work, rows, q_a, q_b, kv_in, state, n_block, masked: gl.constexpr, index: gl.constexpr):
     """S of one key block, O += P V of the block before it, and the softmax of S under both."""
     k = kv_in.k
     kv_in = kv_in.after_k(k.next())
@@ -77,7 +84,7 @@ def block(plan: gl.constexpr, args, work, row, q_a, q_b, kv_in, state, n_block, 
     s = warpgroup_mma_wait(len(plan.head_dim_v_chunks), deps=(s_mma,))
     if plan.fixed_max and not masked:
         return _fixed_block(plan, args, state, s, o_mma, tail_mma, k, v), kv_in
-    s = _logits(plan, args, work, s, row, n_block, masked)
+    s = _logits(plan, args, work, s, rows, n_block, masked)
     row_max = gl.maximum(state.row_max, _tile_max(plan, args, s))
     if plan.rescale_rows:
         row_max = softmax.grown_max(state.row_max, row_max, plan.rescale_threshold * unit(plan) / softmax.LOG2_E)
@@ -142,10 +149,8 @@ def values_wait(plan: gl.constexpr, acc, acc_tail):
 
 
 @gluon.jit
-def _logits(plan: gl.constexpr, args, work, s, row, n_block, masked: gl.constexpr):
+def _logits(plan: gl.constexpr, args, work, s, rows, n_block, masked: gl.constexpr):
     """Masked scores; with soft cap or ALiBi in log2 units, else still to be multiplied by scale_log2."""
-    layout: gl.constexpr = s_layout(plan)
-    rows = row + gl.arange(0, plan.tile_m, layout=gl.SliceLayout(1, layout))
     queries = packing.queries(plan, rows)
     heads = packing.heads(plan, work.head, rows)
     if plan.softcap:

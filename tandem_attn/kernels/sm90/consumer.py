@@ -8,7 +8,7 @@ from tandem_attn.kernels.common import masks, multicast, redo
 from tandem_attn.kernels.common.arguments import work_at
 from tandem_attn.kernels.common.scheduler import receive_tile
 from tandem_attn.kernels.sm90 import turns
-from tandem_attn.kernels.sm90.block import State, block, first_block, s_layout, values_mma, values_wait
+from tandem_attn.kernels.sm90.block import State, block, first_block, rows_from, s_layout, values_mma, values_wait
 from tandem_attn.kernels.sm90.finish import finish, finish_part
 from tandem_attn.kernels.sm90.staging import await_store, borrow, is_lent, o_tile
 from tandem_attn.kernels.sm90.visits import loops, own_blocks, skip_before, skipped_slot, skips_blocks
@@ -60,6 +60,7 @@ def _attend(plan: gl.constexpr, args, at, work, row, q_in, kv_in, index: gl.cons
     tree: gl.constexpr = masks.parse(plan.mask)
     visit = own_blocks(plan, args, work, row)
     skipped = work.visit.stop - visit.stop
+    rows = rows_from(plan, row)
     q_in.wait()
     q_a = q_in.slot()
     q_b = q_in.tail()
@@ -72,22 +73,22 @@ def _attend(plan: gl.constexpr, args, at, work, row, q_in, kv_in, index: gl.cons
         q_in.release()
     if skips_blocks(plan):
         kv_in = skip_before(plan, kv_in, skipped, index)
-    state, kv_in = first_block(plan, args, work, row, q_a, q_b, kv_in, visit.stop - 1, index)
+    state, kv_in = first_block(plan, args, work, rows, q_a, q_b, kv_in, visit.stop - 1, index)
     if skips_blocks(plan):
         if skipped > 0:
             kv_in = kv_in.after_v(skipped_slot(kv_in.v))
     n_block = visit.stop - 2
     ends = loops(plan, args, at, work, row, visit)
     for _ in range(ends.masked_from, visit.stop - 1):
-        state, kv_in = block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
+        state, kv_in = block(plan, args, work, rows, q_a, q_b, kv_in, state, n_block, True, index)
         n_block -= 1
     if masks.has_full_blocks(tree):
         for _ in range(ends.whole_start, ends.whole_stop):
-            state, kv_in = block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, False, index)
+            state, kv_in = block(plan, args, work, rows, q_a, q_b, kv_in, state, n_block, False, index)
             n_block -= 1
         if masks.bounded_left(tree):
             for _ in range(visit.start, ends.left_stop):
-                state, kv_in = block(plan, args, work, row, q_a, q_b, kv_in, state, n_block, True, index)
+                state, kv_in = block(plan, args, work, rows, q_a, q_b, kv_in, state, n_block, True, index)
                 n_block -= 1
     if not plan.q_registers:
         q_in.release()

@@ -5,8 +5,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from tandem_attn.kernels.common import packing, ptx, redo, splits
-from tandem_attn.kernels.common.arguments import is_natural, natural_lse, unit, with_sink
-from tandem_attn.kernels.sm90.block import s_layout
+from tandem_attn.kernels.common.arguments import is_natural, lse_offset, natural_lse, unit, with_sink
+from tandem_attn.kernels.sm90.block import rows_from, s_layout
 from tandem_attn.kernels.sm90.visits import loops, own_blocks
 
 WARPS = gl.constexpr(4)  # of a consumer
@@ -17,7 +17,7 @@ VERDICT = gl.constexpr(3)  # hardware barriers of the consumers behind those of 
 def finish(plan: gl.constexpr, args, at, rank, work, row, state, o_slot, o_tail, again, index: gl.constexpr):
     """Normalises once, exactly, and writes O and LSE. A row without keys gives 0 and -inf, with a sink 0 and the sink."""
     layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
-    rows = row + gl.arange(0, plan.tile_m, layout=layout)
+    rows = rows_from(plan, row)
     queries = packing.queries(plan, rows)
     heads = packing.heads(plan, work.head, rows)
     row_sum = gl.convert_layout(gl.sum(state.row_sum, axis=1), layout)
@@ -40,11 +40,10 @@ def finish(plan: gl.constexpr, args, at, rank, work, row, state, o_slot, o_tail,
     fence_async_shared()
     gl.barrier()
     packing.store_outputs(plan, args, work.seq, work.head, row, o_slot, o_tail)
+    first = args.lse + lse_offset(plan, args, work.seq.batch, heads)
     if plan.varlen:
-        first = args.lse + heads.to(gl.int64) * args.lse_stride + work.seq.q.start
-        gl.store(first + queries, lse, mask=packing.holds_query(plan, rows, used))
+        gl.store(first + work.seq.q.start + queries, lse, mask=packing.holds_query(plan, rows, used))
     else:
-        first = args.lse + (work.seq.batch.to(gl.int64) * args.heads + heads) * args.lse_stride
         gl.store(first + queries, lse, mask=packing.holds_query(plan, rows, queries < args.seqlen_q))
     if plan.fixed_max:
         if at.valid == redo.TILE:
@@ -78,7 +77,7 @@ def _normalised(plan: gl.constexpr, acc, inverse, used):
 def finish_part(plan: gl.constexpr, args, work, row, state):
     """Writes what a part of the keys gives, see ``splits``; sinks join with the parts."""
     layout: gl.constexpr = gl.SliceLayout(1, s_layout(plan))
-    rows = row + gl.arange(0, plan.tile_m, layout=layout)
+    rows = rows_from(plan, row)
     queries = packing.queries(plan, rows)
     heads = packing.heads(plan, work.head, rows)
     used = queries < work.seq.q.used
