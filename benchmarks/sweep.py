@@ -220,6 +220,15 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
         [replace(varlen()[0], head_dim=d, head_dim_v=d, mask=mask) for d, mask in ((128, "causal"), (128, "full"), (64, "causal"))],
         ["planned+running", "planned+fixed"],
     ),
+    "fixed_from": (
+        [
+            *(by_tokens(64, s, mask) for s, mask in ((512, "full"), (1024, "full"), (512, "causal"), (1024, "causal"))),
+            *(by_tokens(128, s, mask) for s, mask in ((512, "full"), (1024, "causal"), (2048, "causal"))),
+            *(by_tokens(192, 512, mask, **WIDE) for mask in ("full", "causal")),
+            *(by_tokens(256, s, mask) for s, mask in ((512, "full"), (1024, "full"), (1024, "causal"), (4096, "causal"), (16384, "causal"))),
+        ],
+        ["planned+running", "planned+fixed"],
+    ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],
         ["planned", "planned+nd1", "planned+nd4", "planned+nd16", "planned+none", "planned+late"],
