@@ -53,6 +53,13 @@ def test_overflow_is_computed_again(name: str, form: str, where: str) -> None:
     assert again.statistics.instructions > once.statistics.instructions
 
 
+@pytest.mark.parametrize(("name", "form"), [("packed", "fixed"), ("packed, causal, seqused", "all three")])
+def test_more_clusters_than_tiles(name: str, form: str) -> None:
+    """The host does not know how many tiles a packed batch has, so some CTAs of a launch may get none."""
+    p = PROBLEMS[name]
+    check(p, random_inputs(p), FORMS[form], clusters=60)
+
+
 @pytest.mark.parametrize("name", ["full", "sink"])
 def test_sums_near_the_end_of_float32(name: str) -> None:
     p = PROBLEMS[name]

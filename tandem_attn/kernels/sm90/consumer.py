@@ -23,7 +23,7 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, again, index: gl.cons
         o_slot = o.slots.index(index)
         o_tail = o.tails.index(index)
     turns.open_turns(plan, index)
-    at, tiles_in = receive_tile(tiles.receiver())
+    at, tiles_in = _next_tile(plan, again, tiles.receiver())
     while at.valid != 0:
         work = work_at(plan, args, at)
         row = work.row + rank * plan.rows_per_cta + index * plan.tile_m
@@ -45,13 +45,20 @@ def consumer(plan: gl.constexpr, args, q, kv_in, o, tiles, again, index: gl.cons
             await_store()
             lent.release()
         q_in = q_in.next()
-        at, tiles_in = receive_tile(tiles_in)
-        if plan.fixed_max:
-            if at.valid == redo.REPORT:
-                redo.report(plan, again)
-                at, tiles_in = receive_tile(tiles_in)
+        at, tiles_in = _next_tile(plan, again, tiles_in)
     turns.close_turns(plan, index)
     tma.store_wait(0)
+
+
+@gluon.jit
+def _next_tile(plan: gl.constexpr, again, tiles_in):
+    """The next tile's coordinates. A CTA may get none: then the first word is that it reports."""
+    at, tiles_in = receive_tile(tiles_in)
+    if plan.fixed_max:
+        if at.valid == redo.REPORT:
+            redo.report(plan, again)
+            at, tiles_in = receive_tile(tiles_in)
+    return at, tiles_in
 
 
 @gluon.jit
