@@ -129,8 +129,8 @@ def _turns_pay(problem: Problem, consumers: int) -> bool:
 
 # Shortest lengths from which a form was the faster one, by mask and by the larger head dimension: measured on an H200 (docs/findings.md).
 _FIXED_MAX_FROM = {
-    "causal": {64: 2048, 128: 4096, 192: 1024},
-    "full": {64: 2048, 128: 1024, 192: 1024, 256: 2048},
+    "causal": {64: 2048, 128: 2048, 192: 1024},
+    "full": {64: 1024, 128: 512, 192: 512, 256: 512},
 }
 _MULTICAST_FROM = {
     "causal": {64: 4096, 128: 4096, 192: 8192, 256: 4096},

@@ -314,16 +314,18 @@ def _long(seqlen: int, head_dim: int, mask: Mask, **other: object) -> Plan:
 @pytest.mark.parametrize(
     ("seqlen", "head_dim", "mask", "fixed", "together", "q_registers"),
     [
-        (1024, 64, Full(), False, 1, True),
+        (512, 64, Full(), False, 1, True),
+        (1024, 64, Full(), True, 1, True),
         (4096, 64, Full(), True, 2, False),
         (8192, 64, Causal(), True, 1, False),  # tiles of two CTAs would add 2 % of rows
-        (512, 128, Full(), False, 1, False),
+        (512, 128, Full(), True, 1, False),
         (4096, 128, Full(), True, 1, True),
         (16384, 128, Full(), True, 2, False),
-        (2048, 128, Causal(), False, 1, True),
+        (1024, 128, Causal(), False, 1, True),
+        (2048, 128, Causal(), True, 1, True),
         (8192, 128, Causal(), True, 2, True),
         (16384, 128, Causal(), True, 2, False),
-        (1024, 256, Full(), False, 1, False),
+        (1024, 256, Full(), True, 1, False),
         (2048, 256, Full(), True, 2, False),
         (2048, 256, Causal(), False, 1, False),
         (16384, 256, Causal(), False, 2, False),
