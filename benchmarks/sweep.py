@@ -59,6 +59,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "two": {"q_stages": 2},
     "three": {"q_stages": 3},
     "n64": {"tile_n": 64},
+    "always": {"rescale_rows": 0},
     "seq": {"intra_overlap": False},
     "tau": {"rescale_rows": 16},
     "late": {"early_turn": False},
@@ -229,6 +230,10 @@ GROUPS: dict[str, tuple[list[Case], list[str]]] = {
             *(by_tokens(256, s, "causal") for s in (1024, 4096, 16384)),
         ],
         ["planned+running", "planned+fixed"],
+    ),
+    "d64_causal_512": (
+        [by_tokens(64, 512, "causal")],
+        [f"planned{x}" for x in ("", "+static", "+naive_dynamic", "+lpt64", "+lpt128", "+n64", "+q_smem", "+always", "+turns", "+in_ring")],
     ),
     "order": (
         [by_tokens(d, s, "full", **(WIDE if d == 192 else {})) for d, s in ((128, 16384), (128, 32768), (192, 8192), (64, 8192))],
