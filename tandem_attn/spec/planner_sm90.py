@@ -31,7 +31,7 @@ _CONSUMER = {1: 240, 2: 240, 3: 160}
 _PRODUCER = {1: 96, 2: 24, 3: 32}
 _SPARE = 32  # registers a thread besides accumulators and P: row statistics, addresses, loop state
 _Q_ROOM = 40  # to be left when Q is in registers too: with 32, ptxas spills in the block loop of (192, 128)
-_NARROW = 64  # keys of a block whose scores meet a bias or a table's element each: with 128, ptxas spills in the block loop
+_NARROW = 64  # keys of a narrow block; where scores meet a bias or an element of a table each, ptxas spills with 128
 _TWO_CHUNKS = 160  # accumulators a thread when O is two tensors: with 176, ptxas spills in the block loop of head_dim 160
 _THREADS = 128  # of a warpgroup
 _WGMMA_ROWS = 64  # rows of A in one wgmma (PTX ISA)
@@ -136,6 +136,7 @@ _MULTICAST_FROM = {
     "causal": {64: 4096, 128: 4096, 192: 8192, 256: 4096},
     "full": {64: 4096, 128: 16384, 192: 8192, 256: 2048},
 }
+_SHORT_TRIANGLE = 512  # keys up to which, at head_dim 64, blocks of 64 were the faster ones (h200_sweep28)
 _Q_IN_SHARED_FROM = 16384  # at head_dim 128 with fixed maxima
 _NEVER = 1 << 62
 _MANY_TILES = 4 * 132  # of 128 rows, four for each SM of an H200: with fewer, the last ones leave SMs idle
@@ -184,6 +185,13 @@ def _q_registers_pay(problem: Problem) -> bool:
     return causal
 
 
+def _narrow_blocks_pay(problem: Problem) -> bool:
+    """Whether a tile has so few blocks that what the diagonal cuts off counts: of 128 keys half lie behind the last row of the first consumer."""
+    if problem.varlen or problem.seqused or _kind(problem) != "causal" or max(problem.head_dim, problem.head_dim_v) > 64:
+        return False
+    return problem.seqlen_q > 2 * _WGMMA_ROWS and problem.seqlen_k <= _SHORT_TRIANGLE
+
+
 def _q_sentence(plan: Plan) -> str:
     if plan.q_registers:
         return "Q is read once into registers: shared memory feeds the MMAs with K and V only"
@@ -217,6 +225,10 @@ def _forward_criteria(problem: Problem) -> tuple[Criterion, ...]:
         ),
         Criterion(lambda p: -min(p.kv_stages, 4), lambda p: f"{p.kv_stages} K/V slots: the next K and V load while this pair is read"),
         Criterion(lambda p: -min(p.q_stages, 2), lambda p: f"{p.q_stages} consumers: one's softmax runs under another's MMA"),
+        Criterion(
+            lambda p: p.tile_n > _NARROW and _narrow_blocks_pay(problem),
+            lambda p: f"{p.tile_n}-key blocks: the diagonal cuts off half of a wider one, and tiles have few (measured)",
+        ),
         Criterion(_smem_over_mma, lambda p: f"{p.tile_n}-key blocks: reading operands hides best under their MMA"),
         Criterion(lambda p: -p.tile_n, lambda p: f"{p.tile_n}-key blocks: fewest row maxima, rescales and barriers a key"),
         Criterion(lambda p: -p.q_stages, lambda p: f"{p.q_stages} consumer warpgroups of {p.tile_m} rows: all that the registers allow"),

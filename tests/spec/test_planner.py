@@ -338,6 +338,13 @@ def test_forms_for_long_sequences_on_hopper(seqlen: int, head_dim: int, mask: Ma
     assert (got.fixed_max, got.kv_multicast, got.q_registers) == (fixed, together, q_registers)
 
 
+@pytest.mark.parametrize(
+    ("seqlen", "mask", "tile_n"), [(512, Causal(), 64), (1024, Causal(), 128), (512, Full(), 128), (128, Causal(), 128)]
+)
+def test_narrow_blocks_under_a_short_diagonal(seqlen: int, mask: Mask, tile_n: int) -> None:
+    assert _long(seqlen, 64, mask).tile_n == tile_n
+
+
 def test_maxima_stay_for_packed_sequences_too() -> None:
     """Which no clusters share, since their short sequences would leave the second CTA without rows."""
     got = _long(16384, 128, Causal(), varlen=True, total_q=1 << 16, total_k=1 << 16, batch=32)
