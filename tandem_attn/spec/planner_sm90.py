@@ -186,7 +186,7 @@ def _q_registers_pay(problem: Problem) -> bool:
 
 
 def _narrow_blocks_pay(problem: Problem) -> bool:
-    """Whether a tile has so few blocks that what the diagonal cuts off counts: of 128 keys half lie behind the last row of the first consumer."""
+    """Whether tiles have so few blocks that it counts what the diagonal cuts off: half of 128 keys, for the first consumer's rows."""
     if problem.varlen or problem.seqused or _kind(problem) != "causal" or max(problem.head_dim, problem.head_dim_v) > 64:
         return False
     return problem.seqlen_q > 2 * _WGMMA_ROWS and problem.seqlen_k <= _SHORT_TRIANGLE
