@@ -52,6 +52,7 @@ matrix: $(VENV)/.test
 
 blackwell: $(VENV)/.test
 	TANDEM_UNPROVEN=1 $(BIN)/pytest -m cuda tests/kernels/test_forward_sm100_cuda.py
+	TANDEM_UNPROVEN=1 $(BIN)/pytest -m "not judge" -k "tandem and not emulator" tests/semantic
 	TANDEM_UNPROVEN=1 $(BIN)/tandem bench --backend tandem --out blackwell.json
 
 mutation: $(VENV)/.test
