@@ -36,6 +36,7 @@ QUICK = (
     ("B200", "pages of 16, many queries", 1),
     ("B200", "splits, more than blocks", 1),
     ("B200", "heads packed, masks", 1),
+    ("B300", "heads packed, masks", 2),
     ("H200", "sink", 0),
     ("H200", "alibi", 0),
     ("H200", "pages of 16, many queries", 0),
@@ -47,7 +48,7 @@ QUICK = (
 # By chip, problem and CTAs of a tile (0: the chip has no choice).
 CASES = (
     *(("H200", name, 0) for name in {**HOPPER, **FEATURES, **MANY_QUERIES}),
-    *(("B200", name, pair) for pair in (1, 2) for name in {**BLACKWELL_PROBLEMS, **FEATURES, **MANY_QUERIES}),
+    *((chip, name, pair) for chip in ("B200", "B300") for pair in (1, 2) for name in {**BLACKWELL_PROBLEMS, **FEATURES, **MANY_QUERIES}),
 )
 
 
