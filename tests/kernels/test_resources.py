@@ -69,9 +69,7 @@ def test_fences_of_the_gpu(kernel: Kernel) -> None:
     fences = [i for i, name in enumerate(names) if name.startswith("MEMBAR") and name.endswith("GPU")]
     clusters = kernel.plan.kv_multicast == 2
     once = kernel.plan.q_stages + 4 if clusters else 0  # roles at the start (consumers, producer, two without work), and a link passed on
-    reports = (
-        2 * kernel.plan.q_stages if clusters and kernel.plan.fixed_max else 0
-    )  # behind a tile, or without any: see ``consumer._next_tile``
+    reports = 2 * kernel.plan.q_stages if clusters and kernel.plan.fixed_max else 0  # behind a tile, or without any
     assert len(fences) <= once + reports
     loops = _block_loops(kernel)
     assert len(loops) >= 2 * kernel.plan.q_stages
