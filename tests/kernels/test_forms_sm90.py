@@ -62,8 +62,10 @@ def test_more_clusters_than_tiles(name: str, form: str) -> None:
 
 @pytest.mark.parametrize("name", ["full", "sink"])
 def test_sums_near_the_end_of_float32(name: str) -> None:
+    """They are finite, but their reciprocals would not be normal numbers: such tiles are computed again."""
     p = PROBLEMS[name]
-    check(p, with_sums_near_the_end(random_inputs(p)), FIXED)
+    again = check(p, with_sums_near_the_end(random_inputs(p)), FIXED)
+    assert again.statistics.instructions > check(p, random_inputs(p), FIXED).statistics.instructions
 
 
 def test_large_values() -> None:
