@@ -48,7 +48,11 @@ QUICK = (
 # By chip, problem and CTAs of a tile (0: the chip has no choice).
 CASES = (
     *(("H200", name, 0) for name in {**HOPPER, **FEATURES, **MANY_QUERIES}),
-    *((chip, name, pair) for chip in ("B200", "B300") for pair in (1, 2) for name in {**BLACKWELL_PROBLEMS, **FEATURES, **MANY_QUERIES}),
+    *(
+        (chip, name, pair)
+        for chip, pair in (("B200", 1), ("B200", 2), ("B300", 1))
+        for name in {**BLACKWELL_PROBLEMS, **FEATURES, **MANY_QUERIES}
+    ),
 )
 
 
