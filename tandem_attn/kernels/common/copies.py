@@ -40,7 +40,7 @@ def sequence(plan: gl.constexpr, args, batch):
     """Start and rows in use of sequence ``batch``."""
     q_start = gl.to_tensor(0)
     k_start = gl.to_tensor(0)
-    used_q = ptx.pinned(args.seqlen_q)
+    used_q = ptx.pinned(args.seqlen_q)  # what is computed of them stays in its role
     used_k = ptx.pinned(args.seqlen_k)
     if plan.varlen:
         q_start = gl.load(args.cu_q + batch)
