@@ -51,10 +51,9 @@ def test_judge_accepts(name: str) -> None:
     check(name, "B200", "all")
 
 
-@pytest.mark.judge
+@pytest.mark.judge(each="name")
 @pytest.mark.parametrize("name", FEATURES)
 def test_judge_accepts_hopper(name: str) -> None:
-    """A share of them, since an H200 runs them all (``test_features_cuda.py``)."""
     check(name, "H200", "all")
 
 
